@@ -1,0 +1,1 @@
+"""Benchmarks: fidelity, accuracy, latency, memory. A client of the public API."""

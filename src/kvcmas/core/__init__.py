@@ -1,0 +1,1 @@
+"""Segment KV, RoPE moves, low-rank factors, streaming moments and maps. Torch only."""

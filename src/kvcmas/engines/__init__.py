@@ -1,0 +1,1 @@
+"""Engines execute plans on a model; each lives in its own subpackage."""

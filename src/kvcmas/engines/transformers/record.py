@@ -1,0 +1,79 @@
+"""What an engine says about one request: plain data, JSON both ways."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+RECORD_VERSION: Literal[1] = 1
+
+
+class SpanRecord(BaseModel):
+    """What happened to one span of the plan; lengths in tokens.
+
+    head: tokens at the front of a reused span that were computed; `computed` is the same number.
+    deviation: relative deviation measured last at the head's end, `None` when nothing was
+        measured.
+    notes: why the head was lengthened or the span computed, in words.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    start: int
+    stop: int
+    kind: Literal["compute", "reuse"]
+    computed: int
+    reused: int
+    segment: str | None = None
+    offset: int | None = None
+    correction: str | None = None
+    exact: bool = False
+    head: int = 0
+    deviation: float | None = None
+    tolerance: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class RequestRecord(BaseModel):
+    """One request; lengths in tokens, times in seconds.
+
+    computed: prompt tokens that went through the model, each counted once.
+    reused: prompt tokens that did not.
+    generated: tokens sampled, the end token included.
+    passes: forward passes of the prefill; one, unless a head did not agree.
+    exact: every computed token attended only to exact KV.
+    notes: the plan's notes: why something was not reused.
+    ttft_s: from the call to the first token sampled (to the end of the prefill when no token was
+        asked for). It is the sum of
+        match_s: the method's plan;
+        correct_s: move, correction and scatter of reused KV, and the measurement of the heads;
+        forward_s: the forward passes;
+        other_s: all the rest (checks, buffers, sampling).
+    decode_s: from the first token to the last.
+    finish_s: the method's capture and learning behind the answer.
+    total_s: all of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = RECORD_VERSION
+    request_id: str
+    agent: str
+    method: str
+    prompt: int
+    computed: int
+    reused: int
+    generated: int
+    passes: int
+    exact: bool
+    spans: tuple[SpanRecord, ...]
+    notes: tuple[str, ...]
+    ttft_s: float
+    match_s: float
+    correct_s: float
+    forward_s: float
+    other_s: float
+    decode_s: float
+    finish_s: float
+    total_s: float

@@ -1,0 +1,1 @@
+"""Agents, workflows, plans and segment matching. No torch."""

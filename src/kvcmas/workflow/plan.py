@@ -1,0 +1,152 @@
+"""The plan: what happens to each token of a prompt. Plain data, no torch.
+
+A plan is made by a method and executed by an engine; neither knows the other. Its spans
+tile the prompt in order, without gap or overlap:
+
+    position   0          58                                   826   839
+               |  Compute |               Reuse                |Compute|
+               |          |  head  |       moved, corrected    |       |
+               | role     | exact  |       shared document     | task  |
+
+Contract
+- spans are sorted, non-empty, and cover exactly `[0, length)`;
+- the last token of a prompt is always computed: it gives the first logits;
+- the head of a reused span is computed, so a head as long as its span computes it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvcmas.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Tokens `[start, stop)` go through the model."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How many of a reused span's first tokens are computed exactly, and when that is enough.
+
+    length: tokens computed before the first measurement.
+    chunk: tokens added whenever the measurement does not agree.
+    limit: longest head; when the KV still disagrees there, the whole span is computed.
+    tolerance: largest relative deviation (dimensionless) that counts as agreement; `None`
+        takes `length` as it is and only records the deviation.
+    probe: how many of the head's last tokens are measured.
+    """
+
+    length: int = 0
+    chunk: int = 32
+    limit: int = 0
+    tolerance: float | None = None
+    probe: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Tokens `[start, stop)` take the KV of segment `segment` from its token `offset` on.
+
+    exact: the KV was computed behind the very same tokens at the very same positions, so it
+        is used as it is (the prefix reuse that every engine has).
+    correction: name of the correction to add after the move, or `None` for the move alone.
+    """
+
+    start: int
+    stop: int
+    segment: str
+    offset: int
+    correction: str | None = None
+    head: Head = Head()
+    exact: bool = False
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+Span = Compute | Reuse
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Spans that tile `[0, length)`. `notes` say in words why something was not reused."""
+
+    length: int
+    spans: tuple[Span, ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @classmethod
+    def dense(cls, length: int, *notes: str) -> Plan:
+        """The plan of a full prefill."""
+        return cls(length, (Compute(0, length),), notes)
+
+    def reused(self) -> Iterator[Reuse]:
+        """The reused spans, in order."""
+        return (span for span in self.spans if isinstance(span, Reuse))
+
+    def computed_ranges(self) -> list[tuple[int, int]]:
+        """Maximal runs of positions that are computed when every head has its first length."""
+        ranges: list[tuple[int, int]] = []
+        for span in self.spans:
+            stop = span.stop if isinstance(span, Compute) else span.start + span.head.length
+            if stop == span.start:
+                continue
+            if ranges and ranges[-1][1] == span.start:
+                ranges[-1] = (ranges[-1][0], stop)
+            else:
+                ranges.append((span.start, stop))
+        return ranges
+
+    @property
+    def computed(self) -> int:
+        """Number of tokens computed when every head has its first length."""
+        return sum(stop - start for start, stop in self.computed_ranges())
+
+
+def _check(plan: Plan) -> None:
+    position = 0
+    for span in plan.spans:
+        if span.start != position or span.stop <= span.start:
+            raise PlanError(
+                f"spans must tile the prompt in order: expected a span that starts at {position} "
+                f"and is not empty, got [{span.start}, {span.stop})"
+            )
+        if isinstance(span, Reuse):
+            _check_reuse(span)
+        position = span.stop
+    if position != plan.length:
+        raise PlanError(f"spans cover [0, {position}), the prompt has {plan.length} tokens")
+    if plan.length == 0:
+        raise PlanError("a plan needs at least one token; refuse an empty prompt before planning")
+    last = plan.spans[-1]
+    if isinstance(last, Reuse) and last.head.length < len(last):
+        raise PlanError(
+            f"the last token of the prompt must be computed, but [{last.start}, {last.stop}) is "
+            "reused to the end; end the reused span one token earlier"
+        )
+
+
+def _check_reuse(span: Reuse) -> None:
+    head = span.head
+    if span.offset < 0:
+        raise PlanError(f"offset into segment {span.segment!r} must be >= 0, got {span.offset}")
+    if not 0 <= head.length <= len(span):
+        raise PlanError(f"head of {head.length} tokens does not fit a span of {len(span)}")
+    if head.chunk < 1 or head.probe < 1:
+        raise PlanError(f"head chunk and probe must be >= 1, got {head.chunk} and {head.probe}")
+    if head.tolerance is not None and not head.tolerance >= 0:
+        raise PlanError(f"head tolerance must be >= 0, got {head.tolerance}")
+    if span.exact and (span.correction is not None or head.length):
+        raise PlanError("an exact span needs neither correction nor head")
