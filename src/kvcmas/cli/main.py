@@ -8,10 +8,15 @@ from typing import Annotated
 import typer
 
 from kvcmas import __version__
+from kvcmas.cli.doctor import doctor
+from kvcmas.cli.methods import methods
+from kvcmas.cli.output import ERROR_STATUS, ErrorReportingGroup
+from kvcmas.cli.run import run
 from kvcmas.errors import KvcmasError
 
 app = typer.Typer(
     name="kvcmas",
+    cls=ErrorReportingGroup,
     help="Agents that read the same text share its KV cache instead of prefilling it again.",
     no_args_is_help=True,
     add_completion=False,
@@ -35,10 +40,15 @@ def _root(
     """Options that stand before a command."""
 
 
+app.command()(run)
+app.command()(doctor)
+app.command()(methods)
+
+
 def main() -> None:
     """Run the command line; an error raised on purpose prints one message and exits with 1."""
     try:
         app()
     except KvcmasError as error:
         typer.echo(f"kvcmas: {error}", err=True)
-        sys.exit(1)
+        sys.exit(ERROR_STATUS)

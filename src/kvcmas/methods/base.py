@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-
 from kvcmas.core.segment import SegmentKV
 from kvcmas.workflow.plan import Plan, Reuse
 from kvcmas.workflow.prompt import Prompt

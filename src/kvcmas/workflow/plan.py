@@ -5,19 +5,22 @@ tile the prompt in order, without gap or overlap:
 
     position   0          58                                   826   839
                |  Compute |               Reuse                |Compute|
-               |          |  head  |       moved, corrected    |       |
-               | role     | exact  |       shared document     | task  |
-
+               |          |  head  |   moved, corrected  ^   ^ |       |
+               | role     | exact  |   shared document   |   | | task  |
+                                                       landmarks
 Contract
 - spans are sorted, non-empty, and cover exactly `[0, length)`;
 - the last token of a prompt is always computed: it gives the first logits;
-- the head of a reused span is computed, so a head as long as its span computes it whole.
+- the head of a reused span is computed, so a head as long as its span computes it whole;
+- the landmarks of a reused span, single tokens inside it, are computed too: each attends to
+  everything before it, of which the reused part is approximate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvcmas.errors import PlanError
 
@@ -59,6 +62,8 @@ class Reuse:
     exact: the KV was computed behind the very same tokens at the very same positions, so it
         is used as it is (the prefix reuse that every engine has).
     correction: name of the correction to add after the move, or `None` for the move alone.
+    landmarks: positions in the prompt, ascending, that are computed although they lie inside
+        the span, because large deviations are expected there.
     """
 
     start: int
@@ -68,6 +73,7 @@ class Reuse:
     correction: str | None = None
     head: Head = Head()
     exact: bool = False
+    landmarks: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -96,23 +102,20 @@ class Plan:
         """The reused spans, in order."""
         return (span for span in self.spans if isinstance(span, Reuse))
 
-    def computed_ranges(self) -> list[tuple[int, int]]:
-        """Maximal runs of positions that are computed when every head has its first length."""
-        ranges: list[tuple[int, int]] = []
+    def computed_positions(self) -> Iterator[int]:
+        """Positions that are computed when every head has its first length, in order."""
         for span in self.spans:
-            stop = span.stop if isinstance(span, Compute) else span.start + span.head.length
-            if stop == span.start:
+            if isinstance(span, Compute):
+                yield from range(span.start, span.stop)
                 continue
-            if ranges and ranges[-1][1] == span.start:
-                ranges[-1] = (ranges[-1][0], stop)
-            else:
-                ranges.append((span.start, stop))
-        return ranges
+            end = span.start + span.head.length
+            yield from range(span.start, end)
+            yield from (position for position in span.landmarks if position >= end)
 
     @property
     def computed(self) -> int:
         """Number of tokens computed when every head has its first length."""
-        return sum(stop - start for start, stop in self.computed_ranges())
+        return sum(1 for _ in self.computed_positions())
 
 
 def _check(plan: Plan) -> None:
@@ -131,7 +134,7 @@ def _check(plan: Plan) -> None:
     if plan.length == 0:
         raise PlanError("a plan needs at least one token; refuse an empty prompt before planning")
     last = plan.spans[-1]
-    if isinstance(last, Reuse) and last.head.length < len(last):
+    if isinstance(last, Reuse) and last.head.length < len(last) and not _ends_computed(last):
         raise PlanError(
             f"the last token of the prompt must be computed, but [{last.start}, {last.stop}) is "
             "reused to the end; end the reused span one token earlier"
@@ -148,5 +151,15 @@ def _check_reuse(span: Reuse) -> None:
         raise PlanError(f"head chunk and probe must be >= 1, got {head.chunk} and {head.probe}")
     if head.tolerance is not None and not head.tolerance >= 0:
         raise PlanError(f"head tolerance must be >= 0, got {head.tolerance}")
-    if span.exact and (span.correction is not None or head.length):
-        raise PlanError("an exact span needs neither correction nor head")
+    if span.exact and (span.correction is not None or head.length or span.landmarks):
+        raise PlanError("an exact span needs neither correction, head nor landmarks")
+    if any(a >= b for a, b in pairwise(span.landmarks)) or not all(
+        span.start <= position < span.stop for position in span.landmarks
+    ):
+        raise PlanError(
+            f"landmarks must ascend and lie in [{span.start}, {span.stop}), got {span.landmarks}"
+        )
+
+
+def _ends_computed(span: Reuse) -> bool:
+    return bool(span.landmarks) and span.landmarks[-1] == span.stop - 1

@@ -65,6 +65,7 @@ def run_prefill(
         for head in heads.values():
             cancel.check()
             computed[head.end : head.span.stop] = False
+            computed[list(head.span.landmarks)] = True
             head.fill(method, state)
     first, passes = 0, 0
     while True:

@@ -106,17 +106,19 @@ class HeadProgress:
     def record(self) -> SpanRecord:
         """What happened to the span."""
         span = self.span
+        landmarks = sum(position >= self.end for position in span.landmarks)
         return SpanRecord(
             start=span.start,
             stop=span.stop,
             kind="reuse",
-            computed=self.length,
-            reused=len(span) - self.length,
+            computed=self.length + landmarks,
+            reused=len(span) - self.length - landmarks,
             segment=span.segment,
             offset=span.offset,
             correction=span.correction,
             exact=span.exact,
             head=self.length,
+            landmarks=landmarks,
             deviation=self.deviation,
             tolerance=span.head.tolerance,
             notes=tuple(self.notes),

@@ -12,7 +12,8 @@ RECORD_VERSION: Literal[1] = 1
 class SpanRecord(BaseModel):
     """What happened to one span of the plan; lengths in tokens.
 
-    head: tokens at the front of a reused span that were computed; `computed` is the same number.
+    head: tokens at the front of a reused span that were computed.
+    landmarks: single tokens behind its head that were computed too.
     deviation: relative deviation measured last at the head's end, `None` when nothing was
         measured.
     notes: why the head was lengthened or the span computed, in words.
@@ -30,6 +31,7 @@ class SpanRecord(BaseModel):
     correction: str | None = None
     exact: bool = False
     head: int = 0
+    landmarks: int = 0
     deviation: float | None = None
     tolerance: float | None = None
     notes: tuple[str, ...] = ()
