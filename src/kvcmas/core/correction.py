@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from kvcmas.core.channels import split_channels
 from kvcmas.core.features import Features
@@ -49,47 +50,45 @@ class Correction:
         return sum(part.numel() * part.element_size() for part in parts)
 
     def deviation(self, features: Features, fading: Tensor) -> Tensor:
-        """Predicted deviation `[corrected, tokens, channels]` float32, keys at position 0."""
+        """Predicted deviation `[corrected, tokens, channels]` float32, keys at position 0.
+
+        features: of all layers of the model. fading: `[tokens]`, from `FeatureBasis.fading`.
+        """
         return self._codes(features, fading) @ self.outward.float()
 
     def apply(self, rope: Rope, features: Features, fading: Tensor, out: SegmentKV) -> None:
         """Add the deviation to KV that was already moved to `out.positions`, in place.
 
-        features: of `out`'s tokens, from the donor. fading: `[tokens]`.
+        features: of `out`'s tokens and all layers, from the donor. fading: `[tokens]`, from
+        `FeatureBasis.fading`. Computed in float32, rounded once to the dtype of `out`.
         """
         if not self.layers or not len(out):
             return
-        kv_heads, head_dim = out.keys.shape[1], out.keys.shape[3]
-        codes = self._codes(features, fading)
-        outward = self.outward.float()
+        heads, dim = out.keys.shape[1], out.keys.shape[3]
+        codes = self._codes(features, fading)[:, None].expand(-1, heads, -1, -1)
+        to_keys, to_values = split_channels(self.outward.float(), heads, dim)
         rotation = rope.rotation(out.positions, device=out.keys.device)
+        # Layer by layer in the same two buffers: on a CPU they stay in the cache.
+        bare = torch.empty(out.keys.shape[1:], dtype=torch.float32, device=out.keys.device)
+        turned = torch.empty_like(bare)[None]
         for slot, layer in enumerate(self.layers):
-            keys, values = split_channels(codes[slot] @ outward[slot], kv_heads, head_dim)
-            turned = rotation.apply(keys[None].contiguous(), layers=[layer])[0]
-            out.keys[layer] += turned
-            out.values[layer] += values
+            torch.bmm(codes[slot], to_keys[slot], out=bare)
+            rotation.apply(bare[None], layers=[layer], out=turned)
+            out.keys[layer] += turned[0]
+            if out.values.dtype == torch.float32:
+                out.values[layer].baddbmm_(codes[slot], to_values[slot])
+            else:
+                out.values[layer] += torch.bmm(codes[slot], to_values[slot])
 
     def _codes(self, features: Features, fading: Tensor) -> Tensor:
         """Low-rank coordinates of the deviation, `[corrected, tokens, rank]` float32."""
-        index = torch.tensor(self.layers, device=features.own.device)
-        own = features.own if len(self.layers) == len(features.own) else features.own[index]
-        inward = self.inward.float()
-        own_dim, window_dim = own.shape[-1], features.window.shape[-1]
-        plain, faded, window, fade, one, other = inward.split(
-            [own_dim, own_dim, window_dim, 1, 1, inward.shape[1] - 2 * own_dim - window_dim - 2],
-            dim=1,
-        )
-        column = fading[None, :, None]
-        codes = torch.baddbmm(one, own, plain)
-        codes += features.window @ window
-        codes += column * torch.baddbmm(fade, own, faded)
-        if features.other is not None and other.shape[1]:
-            codes += features.other[index] @ other
+        features = features.of_layers(self.layers)
+        codes = features.project(self.inward.float(), fading)
         if self.hidden is not None:
-            subset = torch.tensor(self.hidden_layers, device=own.device)
-            chosen = Features(own[subset], features.window, None)
-            if features.other is not None:
-                chosen = chosen.with_other(features.other[index[subset]])
-            parts = (self.hidden.inward, self.hidden.bias, self.hidden.outward)
-            codes[subset] += HiddenMap(*(part.float() for part in parts))(chosen.matrix(fading))
+            inward, bias, outward = (
+                part.float() for part in (self.hidden.inward, self.hidden.bias, self.hidden.outward)
+            )
+            chosen = features.of_layers(self.hidden_layers)
+            active = gelu(chosen.project(inward, fading).add_(bias))
+            codes[list(self.hidden_layers)] += torch.bmm(active, outward)
         return codes

@@ -15,6 +15,7 @@ stay fixed, because statistics gathered in one basis mean nothing in another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,7 @@ class Features:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the features."""
         parts = (self.own, self.window, self.other)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
@@ -56,7 +58,17 @@ class Features:
         return Features(self.own[:, index], self.window[index], other)
 
     def with_other(self, other: Tensor | None) -> Features:
+        """The same tokens with another exact reader's deviation, or without any."""
         return Features(self.own, self.window, other)
+
+    def of_layers(self, layers: Sequence[int]) -> Features:
+        """The features of some layers, ascending; views where the layers stand in a row."""
+        start, stop = (layers[0], layers[-1] + 1) if layers else (0, 0)
+        index: slice | Tensor = slice(start, stop)
+        if stop - start != len(layers):
+            index = torch.tensor(layers, device=self.own.device)
+        other = None if self.other is None else self.other[index]
+        return Features(self.own[index], self.window, other)
 
     def matrix(self, fading: Tensor) -> Tensor:
         """All features side by side, `[layers, tokens, features]`.
@@ -70,6 +82,25 @@ class Features:
         if self.other is not None:
             parts.append(self.other)
         return torch.cat(parts, dim=-1)
+
+    def project(self, weights: Tensor, fading: Tensor) -> Tensor:
+        """`matrix(fading) @ weights` without building the matrix, `[layers, tokens, out]`.
+
+        weights: `[layers, features, out]` float32. Where they have rows for `other` and the
+        features have none, or the other way round, `other` contributes nothing.
+        """
+        own_dim, window_dim, out = self.own.shape[-1], self.window.shape[-1], weights.shape[-1]
+        rest = weights.shape[1] - 2 * own_dim - window_dim - 2
+        own, faded, window, fade, one, other = weights.split(
+            [own_dim, own_dim, window_dim, 1, 1, rest], dim=1
+        )
+        # Both products with `own` at once: narrow matrices multiply slowly.
+        both = torch.baddbmm(torch.cat([one, fade], -1), self.own, torch.cat([own, faded], -1))
+        result = torch.addcmul(both[..., :out], both[..., out:], fading[None, :, None])
+        result.baddbmm_(self.window.expand(len(weights), -1, -1), window)
+        if self.other is not None and rest:
+            result.baddbmm_(self.other, other)
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +145,7 @@ class FeatureBasis:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the reductions."""
         parts = (self.own_mean, self.own_project, self.window_mean, self.window_project)
         return sum(part.numel() * part.element_size() for part in parts)
 

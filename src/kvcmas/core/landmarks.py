@@ -43,6 +43,7 @@ class LandmarkModel:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the statistics."""
         return self._moments.nbytes if self._moments else 0
 
     def observe(self, features: Features, distance: Tensor, deviation: Tensor) -> None:
@@ -64,9 +65,10 @@ class LandmarkModel:
         """Expected log energy of each token, `[tokens]` float32; higher is more worth computing."""
         if self._moments is None:
             return torch.zeros(len(features), device=features.window.device)
-        if self._weights is None:
-            self._weights = solve_ridge(self._moments, _RIDGE)[0].float()
-        return (self._matrix(features, distance)[0] @ self._weights).squeeze(-1)
+        weights = self._weights
+        if weights is None:
+            weights = self._weights = solve_ridge(self._moments, _RIDGE)[0].float()
+        return (self._matrix(features, distance)[0] @ weights).squeeze(-1)
 
     def _matrix(self, features: Features, distance: Tensor) -> Tensor:
         far = torch.log(distance.float().clamp_min(0) + 8)[:, None]

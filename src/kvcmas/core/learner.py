@@ -33,18 +33,21 @@ class LearnerConfig:
     first fit. growth: a refit happens when the training tokens have grown by this factor.
     margin: share of the held-out error that a richer map must save. hidden: units of the hidden
     layer, 0 for linear maps only. hidden_steps: training steps of the hidden layer.
+    reservoir: tokens sampled for the hidden layer. basis_tokens: tokens after which the target
+    directions are fixed. state_dtype: in which the correction is kept; it computes in float32.
     """
 
     rank: int = 32
     target_dim: int = 64
     ridges: tuple[float, ...] = (0.003, 0.03, 0.3)
     min_tokens: int = 1500
-    growth: float = 1.5
+    growth: float = 2.0
     margin: float = 0.01
     hidden: int = 32
-    hidden_steps: int = 300
+    hidden_steps: int = 200
     reservoir: int = 4096
     basis_tokens: int = 1500
+    state_dtype: torch.dtype = torch.float16
 
 
 class PairLearner:
@@ -173,7 +176,10 @@ class PairLearner:
         before = (targets - linear @ outward).square().sum((1, 2)).double()
         after = (targets - (linear + trained(features)) @ outward).square().sum((1, 2)).double()
         saved = 1 - after / before.clamp_min(1e-30)
-        return trained, torch.where(saved > self.config.margin, saved, none)
+        # Where nothing is left to save (layer 0 of a model without positions, say), zero over
+        # zero must not read as all of it saved.
+        improved = (after < before) & (saved > self.config.margin)
+        return trained, torch.where(improved, saved, none)
 
     def _assemble(
         self,
@@ -186,21 +192,21 @@ class PairLearner:
     ) -> Correction | None:
         if not layers or self._basis is None:
             return None
-        kept = torch.tensor(layers, device=inward.device)
+        kept, dtype = torch.tensor(layers, device=inward.device), self.config.state_dtype
         full = torch.bmm(outward[kept].float(), self._basis[kept])
         slots = [slot for slot, layer in enumerate(layers) if better[layer] > 0]
         part = None
         if hidden is not None and slots:
             chosen = kept[torch.tensor(slots, device=kept.device)]
             part = HiddenMap(
-                hidden.inward[chosen].half(),
-                hidden.bias[chosen].half(),
-                hidden.outward[chosen].half(),
+                hidden.inward[chosen].to(dtype),
+                hidden.bias[chosen].to(dtype),
+                hidden.outward[chosen].to(dtype),
             )
         return Correction(
             layers=tuple(layers),
-            inward=inward[kept].half(),
-            outward=full.half(),
+            inward=inward[kept].to(dtype),
+            outward=full.to(dtype),
             hidden_layers=tuple(slots) if part is not None else (),
             hidden=part,
             gain=tuple(round(value, 4) for value in left[kept].tolist()),

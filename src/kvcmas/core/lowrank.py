@@ -29,10 +29,12 @@ class LowRank:
 
     @property
     def rank(self) -> int:
+        """Columns of `left`, rows of `right`."""
         return self.left.shape[-1]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of both factors."""
         return sum(part.numel() * part.element_size() for part in (self.left, self.right))
 
     def dense(self) -> Tensor:

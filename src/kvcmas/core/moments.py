@@ -11,6 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Sums of float32 products are off by about this much of a feature's mean square: with a smaller
+# penalty, features that depend on each other give a matrix that is not positive.
+_LEAST_RIDGE = 1e-6
+
 
 @dataclass(eq=False)
 class Moments:
@@ -27,6 +31,8 @@ class Moments:
 
     @classmethod
     def zeros(cls, layers: int, features: int, targets: int, device: torch.device) -> Moments:
+        """The moments of no tokens."""
+
         def make(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
@@ -34,6 +40,7 @@ class Moments:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the sums, whatever the number of tokens."""
         return sum(part.numel() * part.element_size() for part in (self.xx, self.xy, self.yy))
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -63,13 +70,13 @@ class Moments:
 def solve_ridge(moments: Moments, ridge: float) -> Tensor:
     """Weights `[layers, features, targets]` float64 of the ridge regression.
 
-    ridge: dimensionless; the penalty relative to each feature's own mean square.
+    ridge: dimensionless; the penalty relative to each feature's own mean square, at least 1e-6.
     """
     # Scaled to a correlation matrix, so that the factorisation is safe whatever the units. Cholesky
     # rather than LU: batched LU fails at random in some builds of MKL with several threads.
     scale = torch.diagonal(moments.xx, dim1=1, dim2=2).sqrt().clamp_min(1e-9)
     gram = moments.xx / (scale[:, :, None] * scale[:, None, :])
-    gram.diagonal(dim1=1, dim2=2).add_(ridge + 1e-9)
+    gram.diagonal(dim1=1, dim2=2).add_(max(ridge, _LEAST_RIDGE))
     factor = torch.linalg.cholesky(gram)
     solution: Tensor = torch.cholesky_solve(moments.xy / scale[..., None], factor)
     return solution / scale[..., None]

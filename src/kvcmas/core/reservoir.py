@@ -26,6 +26,7 @@ class Reservoir:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tokens kept."""
         return sum(row.numel() * row.element_size() for row in self._rows)
 
     def add(self, features: Features, fading: Tensor, targets: Tensor) -> None:

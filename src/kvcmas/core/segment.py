@@ -67,6 +67,7 @@ class SegmentKV:
 
     @property
     def layers(self) -> int:
+        """Layers of the model that this KV holds."""
         return self.keys.shape[LAYER]
 
     @property
