@@ -24,6 +24,7 @@ BOTH = LearnerConfig(
     min_tokens=400,
     basis_tokens=100,
     hidden=16,
+    hidden_tokens=0,
     hidden_steps=400,
     reservoir=1024,
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcmas.bench.demo.settings import EARLIER_TEXTS, DemoSettings
+from kvcmas.cli.options import STDOUT, JsonFile, Model, parse_settings
+from kvcmas.cli.output import check_json_target, read_text, write_json
 from kvcmas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,16 +20,17 @@ if TYPE_CHECKING:
     from kvcmas.bench.demo.watch import Watcher
 
 _DEFAULTS = DemoSettings()
-_STDOUT = "-"
 
 
 def demo(
-    model: Annotated[
-        str, typer.Option(help="A hub id, a folder, a GGUF file, or 'demo'.")
-    ] = _DEFAULTS.model,
+    model: Model = _DEFAULTS.model,
     method: Annotated[
         str, typer.Option(help="The sharing method; see `kvcmas methods`.")
     ] = _DEFAULTS.method,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="Of the method; repeat it."),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="How often each agent speaks.")] = _DEFAULTS.rounds,
     max_tokens: Annotated[
         int, typer.Option(help="Longest answer, in tokens.")
@@ -43,9 +47,7 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the plot goes.")] = Path("kvcmas-demo.png"),
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Write the plot.")] = True,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write all results as JSON; - prints them.")
-    ] = None,
+    json: JsonFile = None,
 ) -> None:
     """Show four agents reading one report: who computes, who reuses, and what it changes.
 
@@ -56,13 +58,12 @@ def demo(
     from kvcmas.bench.demo.plot import check_matplotlib, save_plot
     from kvcmas.bench.demo.table import agents_table, exact_note
 
-    settings = DemoSettings(model, method, rounds, max_tokens, warmup)
+    settings = DemoSettings(model, method, rounds, max_tokens, warmup, parse_settings(option or []))
     if plot:
         check_matplotlib()
-        _check_folder(out, "--out")
-    if json not in (None, _STDOUT):
-        _check_folder(Path(json), "--json")
-    console = Console(stderr=json == _STDOUT)
+        _check_plot_file(out)
+    check_json_target(json)
+    console = Console(stderr=json == STDOUT)
     result = _run(settings, document or [], console)
     console.print()
     console.print(agents_table(result.agents, result.readers))
@@ -71,8 +72,8 @@ def demo(
         save_plot(result.turns, f"{result.method} on {result.model}", out)
         lines.append(f"Plot: {out}")
     if json is not None:
-        _write_json(result, json)
-        lines += [f"Results: {json}"] if json != _STDOUT else []
+        write_json(loads(result.model_dump_json()), json)
+        lines += [f"Results: {json}"] if json != STDOUT else []
     for line in [*lines, "", result.verdict, result.summary]:
         if line or line is not result.verdict:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -80,11 +81,16 @@ def demo(
 
 def _run(settings: DemoSettings, documents: list[Path], console: Console) -> DemoResult:
     from kvcmas.bench.demo.run import run_demo
-    from kvcmas.bench.demo.texts import earlier_texts, read_documents, report, team
+    from kvcmas.bench.demo.texts import earlier_texts, report, team
+    from kvcmas.engines.runner import check_turns
     from kvcmas.engines.transformers import load
+    from kvcmas.methods import describe
 
     agents = team(settings.rounds)
-    texts = read_documents(documents) or report(settings.rounds)
+    own = tuple(read_text(path, "--document").strip() for path in documents)
+    texts = own or report(settings.rounds)
+    check_turns(agents, texts)
+    describe(settings.method)
     view = _view(settings, console)
     with view:
         loaded = load(settings.model, progress=view.status)
@@ -101,22 +107,8 @@ def _view(settings: DemoSettings, console: Console) -> Watcher:
     return PlainView(console)
 
 
-def _check_folder(path: Path, option: str) -> None:
+def _check_plot_file(path: Path) -> None:
     if path.is_dir():
-        raise ConfigError(f"{option} {path} is a folder; give the path of a file in it")
+        raise ConfigError(f"--out {path} is a folder; give the path of a file in it")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {path.absolute().parent}; make it")
-
-
-def _write_json(result: DemoResult, target: str) -> None:
-    text = result.model_dump_json(indent=2)
-    if target == _STDOUT:
-        typer.echo(text)
-        return
-    try:
-        Path(target).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"the results cannot be written to {target} ({error.strerror or error}); give another "
-            "path with --json"
-        ) from error
+        raise ConfigError(f"--out {path}: there is no folder {path.absolute().parent}; make it")

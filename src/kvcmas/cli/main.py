@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from kvcmas import __version__
+from kvcmas.cli.bench import app as bench
+from kvcmas.cli.demo import demo
 from kvcmas.cli.doctor import doctor
 from kvcmas.cli.methods import methods
 from kvcmas.cli.output import ERROR_STATUS, ErrorReportingGroup
@@ -40,9 +42,11 @@ def _root(
     """Options that stand before a command."""
 
 
+app.command()(demo)
 app.command()(run)
 app.command()(doctor)
 app.command()(methods)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

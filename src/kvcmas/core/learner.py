@@ -32,7 +32,8 @@ class LearnerConfig:
     ridges: candidates for the penalty, dimensionless. min_tokens: training tokens before the
     first fit. growth: a refit happens when the training tokens have grown by this factor.
     margin: share of the held-out error that a richer map must save. hidden: units of the hidden
-    layer, 0 for linear maps only. hidden_steps: training steps of the hidden layer.
+    layer, 0 for linear maps only. hidden_tokens: training tokens below which
+    a hidden layer would overfit and is not tried. hidden_steps: training steps of it.
     reservoir: tokens sampled for the hidden layer. basis_tokens: tokens after which the target
     directions are fixed. state_dtype: in which the correction is kept; it computes in float32.
     """
@@ -44,6 +45,7 @@ class LearnerConfig:
     growth: float = 2.0
     margin: float = 0.01
     hidden: int = 32
+    hidden_tokens: int = 5000
     hidden_steps: int = 200
     reservoir: int = 4096
     basis_tokens: int = 1500
@@ -160,7 +162,7 @@ class PairLearner:
         """A hidden layer on what the linear map leaves, and the held-out share that it saves."""
         none = torch.zeros(inward.shape[0], dtype=torch.float64, device=inward.device)
         train, held = self._reservoirs
-        if not self.config.hidden or len(train) < self.config.min_tokens or not len(held):
+        if not self.config.hidden or train.seen < self.config.hidden_tokens or not len(held):
             return None, none
         features, targets = train.sample()
         residual = torch.bmm(targets, outward.mT) - torch.bmm(features, inward)

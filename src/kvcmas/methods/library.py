@@ -22,6 +22,7 @@ from kvcmas.core.segment import SegmentKV
 from kvcmas.errors import KvcmasError
 from kvcmas.methods.base import Outcome
 from kvcmas.methods.donors import Donor, Found, PrefixHit, Run
+from kvcmas.methods.gathering import LONG, core_of, gather
 from kvcmas.methods.options import check_int
 from kvcmas.methods.ownership import Ownership
 from kvcmas.methods.pins import Pins
@@ -83,10 +84,10 @@ class DonorLibrary:
         # Neither position 0 (see above) nor the last token, which gives the first logits.
         first = max(1, prefix.length if prefix else 0)
         owner = Ownership(prompt, self.store)
+        rest_ids = prompt.token_ids[first:-1]
+        matches = [self._gathered(match, rest_ids, shelf) for match in shelf.runs(rest_ids)]
         runs = tuple(
-            run
-            for match in shelf.runs(prompt.token_ids[first:-1])
-            if (run := self._run(match, first, owner)) is not None
+            run for match in matches if (run := self._run(match, first, owner)) is not None
         )
         notes: tuple[str, ...] = ()
         rest = len(prompt) - 1 - first
@@ -207,6 +208,17 @@ class DonorLibrary:
         if info is None or length < self.min_prefix:
             return None
         return PrefixHit(name, length, info)
+
+    def _gathered(self, match: Match, ids: TokenIds, shelf: Shelf) -> Match:
+        """The match with every segment that holds all of it but a few tokens at its edges."""
+        if len(match) < LONG:
+            return match
+        holders = [
+            (source, kv.token_ids.cpu().numpy())
+            for source in shelf.sources(core_of(match, ids))
+            if (kv := self.store.get(source.segment)) is not None
+        ]
+        return gather(match, ids, holders) if len(holders) > len(match.sources) else match
 
     def _run(self, match: Match, shift: int, owner: Ownership) -> Run | None:
         start, stop = match.start + shift, match.stop + shift

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcmas.errors import KvcmasError
-from kvcmas.workflow.matching import Match, SegmentIndex
+from kvcmas.workflow.matching import Match, SegmentIndex, Source
 from kvcmas.workflow.prefix_index import PrefixIndex
 from kvcmas.workflow.prompt import TokenIds
 
@@ -52,11 +52,15 @@ class Shelf:
 
     def holders(self, token_ids: TokenIds) -> tuple[str, ...]:
         """Segments that contain all of these tokens in a row."""
+        return tuple(source.segment for source in self.sources(token_ids))
+
+    def sources(self, token_ids: TokenIds) -> tuple[Source, ...]:
+        """The same, and where in them."""
         length = token_ids.shape[0]
         if self._segments is None or length == 0:
             return ()
         matches = self._segments.match(token_ids, length)
-        return tuple(source.segment for match in matches for source in match.sources)
+        return tuple(source for match in matches for source in match.sources)
 
     def check_integrity(self) -> None:
         """Raises KvcmasError when the indexes contradict each other."""

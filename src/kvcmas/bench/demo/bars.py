@@ -1,4 +1,7 @@
-"""A prompt drawn as a bar: from left to right, what happened to its tokens."""
+"""A prompt drawn as a bar: from left to right, what happened to its tokens.
+
+Single tokens computed inside a reused run (landmarks) are too small to be drawn.
+"""
 
 from __future__ import annotations
 

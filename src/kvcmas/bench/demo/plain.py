@@ -7,14 +7,8 @@ from typing import Self
 
 from rich.console import Console
 
-from kvcmas.bench.demo.results import (
-    DemoTurn,
-    Learning,
-    head_tokens,
-    prefix_tokens,
-    reused_tokens,
-)
-from kvcmas.engines.runner import Event
+from kvcmas.bench.demo.results import DemoTurn, Learning, prefix_tokens, reused_tokens
+from kvcmas.engines.runner import Event, head_tokens, landmark_tokens
 from kvcmas.workflow.plan import Plan
 
 
@@ -22,9 +16,10 @@ def turn_line(turn: DemoTurn) -> str:
     """One turn in one line."""
     sharing = turn.sharing
     exact = ", exact" if sharing.exact else ""
+    head = f"{head_tokens(sharing)}+{landmark_tokens(sharing)}"
     return (
         f"round {turn.round}  {turn.agent}: {sharing.prompt} tokens, {sharing.computed} computed "
-        f"(head {head_tokens(sharing)}), {reused_tokens(sharing)} reused, "
+        f"(head {head}), {reused_tokens(sharing)} reused, "
         f"{prefix_tokens(sharing)} own prefix; TTFT {sharing.ttft_s:.2f} s, without sharing "
         f"{turn.nonshared.ttft_s:.2f} s; {turn.same} of {turn.compared} tokens equal the exact "
         f"run{exact}"

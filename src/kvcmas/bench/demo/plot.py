@@ -100,7 +100,7 @@ def _draw_tokens(axes: Axes, turns: Sequence[DemoTurn]) -> None:
 
 
 def _finish(axes: Any) -> None:
-    axes.legend(fontsize=8)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

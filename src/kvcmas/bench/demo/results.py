@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from statistics import median
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from kvcmas.engines.runner import head_tokens, landmark_tokens
 from kvcmas.engines.transformers import RequestRecord
 
 DEMO_VERSION: Literal[1] = 1
@@ -38,13 +40,13 @@ class DemoTurn(_Model):
 
 
 class Sums(_Model):
-    """Sums over turns: lengths in tokens, times in seconds.
+    """Sums over turns, lengths in tokens; times in seconds are medians, which noise moves less.
 
     prompt: all prompt tokens = computed + reused + prefix.
     computed: went through the model, heads of reused spans included.
     reused: taken from another prompt's KV, moved and perhaps corrected.
     prefix: taken, exact, from the agent's own earlier prompt, as every engine does.
-    head: computed tokens at the front of reused spans.
+    head, landmarks: computed tokens at the front of reused spans, and single ones inside them.
     exact_turns: turns in which nothing approximate was used.
     kl: mean over the compared tokens, in nats.
     """
@@ -55,6 +57,7 @@ class Sums(_Model):
     reused: int = 0
     prefix: int = 0
     head: int = 0
+    landmarks: int = 0
     exact_turns: int = 0
     ttft_s: float = 0.0
     nonshared_computed: int = 0
@@ -74,10 +77,11 @@ class Sums(_Model):
             reused=sum(reused_tokens(turn.sharing) for turn in turns),
             prefix=sum(prefix_tokens(turn.sharing) for turn in turns),
             head=sum(head_tokens(turn.sharing) for turn in turns),
+            landmarks=sum(landmark_tokens(turn.sharing) for turn in turns),
             exact_turns=sum(turn.sharing.exact for turn in turns),
-            ttft_s=sum(turn.sharing.ttft_s for turn in turns),
+            ttft_s=_median([turn.sharing.ttft_s for turn in turns]),
             nonshared_computed=sum(turn.nonshared.computed for turn in turns),
-            nonshared_ttft_s=sum(turn.nonshared.ttft_s for turn in turns),
+            nonshared_ttft_s=_median([turn.nonshared.ttft_s for turn in turns]),
             compared=compared,
             same=sum(turn.same for turn in turns),
             kl=sum(turn.kl * turn.compared for turn in turns) / compared if compared else 0.0,
@@ -85,7 +89,7 @@ class Sums(_Model):
 
     @property
     def ttft_ratio(self) -> float:
-        """TTFT with sharing over TTFT without; NaN without turns."""
+        """Median TTFT with sharing over that without; NaN without turns."""
         return self.ttft_s / self.nonshared_ttft_s if self.nonshared_ttft_s else float("nan")
 
 
@@ -102,12 +106,17 @@ class AgentSums(Sums):
 
 
 class Learning(_Model):
-    """The exact reading of earlier texts: `tokens` are prompt tokens of all agents."""
+    """The exact reading of earlier texts.
+
+    tokens: prompt tokens of all agents. seconds: all of it; finish_s: the part of it in which the
+        method captured and learned.
+    """
 
     texts: int
     requests: int
     tokens: int
     seconds: float
+    finish_s: float
 
 
 class DemoResult(_Model):
@@ -125,6 +134,7 @@ class DemoResult(_Model):
     model: str
     fingerprint: str
     method: str
+    options: dict[str, Any]
     rounds: int
     max_tokens: int
     learning: Learning
@@ -147,6 +157,5 @@ def reused_tokens(record: RequestRecord) -> int:
     return sum(span.reused for span in record.spans if not span.exact)
 
 
-def head_tokens(record: RequestRecord) -> int:
-    """Tokens computed at the front of reused spans."""
-    return sum(span.head for span in record.spans)
+def _median(seconds: Sequence[float]) -> float:
+    return median(seconds) if seconds else 0.0

@@ -54,7 +54,7 @@ def run_demo(
     engine = PairedEngine(
         loaded.model,
         loaded.tokenizer,
-        create(settings.method, info),
+        create(settings.method, info, **settings.options),
         create(_REFERENCE, info),
         on_plan=watcher.planned,
         on_exact=watcher.comparing,
@@ -86,6 +86,7 @@ def run_demo(
         model=loaded.name,
         fingerprint=loaded.fingerprint.digest,
         method=settings.method,
+        options=dict(settings.options),
         rounds=team.rounds,
         max_tokens=settings.max_tokens,
         learning=learning,
@@ -114,16 +115,22 @@ def learn(
     began = perf_counter()
     silent = {(1, agent.name): "" for agent in team.agents}
     requests = tokens = 0
+    finish_s = 0.0
     for number, text in enumerate(texts, start=1):
         for agent in team.order:
             messages = team.messages(agent, 1, text, silent)
             ids = render_chat(loaded.tokenizer, messages).ids
             watcher.learning(number, len(texts), agent, len(ids))
             prompt = Prompt(ids, agent, f"earlier-{number}-{agent}", dial="exact")
-            engine.generate(prompt, SamplingParams(max_tokens=0))
+            done = engine.generate(prompt, SamplingParams(max_tokens=0))
+            finish_s += done.record.finish_s
             requests, tokens = requests + 1, tokens + len(ids)
     return Learning(
-        texts=len(texts), requests=requests, tokens=tokens, seconds=perf_counter() - began
+        texts=len(texts),
+        requests=requests,
+        tokens=tokens,
+        seconds=perf_counter() - began,
+        finish_s=finish_s,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from kvcmas.errors import ConfigError
 
@@ -16,7 +17,7 @@ class DemoSettings:
     """How the demo runs.
 
     model: as `kvcmas.engines.transformers.load` takes it.
-    method: a name from the registry of methods.
+    method: a name from the registry of methods; options: of the method.
     rounds: how often each agent speaks.
     max_tokens: longest answer.
     warmup: how many earlier texts the agents read exactly beforehand, so that the method can
@@ -31,6 +32,7 @@ class DemoSettings:
     rounds: int = 3
     max_tokens: int = 48
     warmup: int = EARLIER_TEXTS
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rounds < 1:

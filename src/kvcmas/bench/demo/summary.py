@@ -14,8 +14,8 @@ def summary_line(method: str, readers: Sums) -> str:
     return (
         f"{method}: readers computed {_percent(readers.computed, readers.prompt)} of their "
         f"prompts' tokens ({_percent(readers.nonshared_computed, readers.prompt)} without "
-        f"sharing), TTFT {readers.ttft_ratio:.2f}x ({readers.ttft_s:.1f} s instead of "
-        f"{readers.nonshared_ttft_s:.1f} s over {readers.turns} turns), "
+        f"sharing), TTFT {readers.ttft_ratio:.2f}x (median {readers.ttft_s:.2f} s instead of "
+        f"{readers.nonshared_ttft_s:.2f} s, {readers.turns} turns), "
         f"{_percent(readers.same, readers.compared)} of tokens equal the exact run "
         f"(KL {readers.kl:.4f})"
     )
@@ -30,8 +30,8 @@ def verdict(readers: Sums) -> str:
         faults.append("Sharing saved nothing: the readers computed no fewer tokens than without.")
     if readers.ttft_s >= readers.nonshared_ttft_s:
         faults.append(
-            f"Sharing was not faster: the readers' first tokens took {readers.ttft_ratio:.2f} "
-            "times as long as without it."
+            f"Sharing was not faster: a reader's first token took {readers.ttft_ratio:.2f} times "
+            "as long as without it."
         )
     if readers.compared and readers.same < _FEW_EQUAL * readers.compared:
         faults.append(

@@ -21,7 +21,7 @@ def row(sums: Sums) -> tuple[str, ...]:
     return (
         str(sums.prompt),
         str(sums.computed),
-        str(sums.head),
+        f"{sums.head}+{sums.landmarks}",
         str(sums.reused),
         str(sums.prefix),
         f"{sums.ttft_s:.2f}",
@@ -33,15 +33,16 @@ def row(sums: Sums) -> tuple[str, ...]:
 
 
 def agents_table(agents: Sequence[AgentSums], readers: Sums) -> Table:
-    """Sums over all rounds: tokens, and seconds until the first token."""
+    """Sums of tokens over all rounds, and median seconds until the first token."""
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=0,
-        title="Sums over all rounds: tokens, and seconds to the first token",
+        title="All rounds: sums of tokens, median seconds to the first token",
         caption=(
-            "computed: went through the model, heads of reused runs included; reused: KV "
-            "of another prompt, moved and corrected; prefix: the agent's own, exact; alone: without sharing; equal: tokens of "
-            "the exact answer on which both runs agree"
+            "computed: went through the model; head: the part of it at the front of reused runs, "
+            "+ single tokens inside them; reused: KV of another prompt, moved and corrected; "
+            "prefix: the agent's own, exact; alone: without sharing; equal: tokens of the exact "
+            "answer on which both runs agree"
         ),
     )
     table.add_column("agent")

@@ -1,14 +1,11 @@
-"""The demo's team and texts: package data, or files of the user."""
+"""The demo's team and texts, as they come with the package."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
 
-from kvcmas.errors import ConfigError
 from kvcmas.workflow.loading import parse_workflow
 from kvcmas.workflow.workflow import Workflow
 
@@ -34,29 +31,6 @@ def report(rounds: int) -> tuple[str, ...]:
 def earlier_texts(number: int) -> tuple[str, ...]:
     """Short texts on other matters, to learn from before the report comes."""
     return _texts(_folder() / _EARLIER)[:number]
-
-
-def read_documents(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The user's own texts, one for each round.
-
-    Raises:
-        ConfigError: a file cannot be read, is no text, or is empty.
-    """
-    return tuple(_read(path) for path in paths)
-
-
-def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(
-            f"document {path} cannot be read ({error.strerror or error}); give a text file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"document {path} is not UTF-8 text ({error}); save it so") from error
-    if not text:
-        raise ConfigError(f"document {path} is empty; give a text of some paragraphs")
-    return text
 
 
 def _folder() -> Traversable:

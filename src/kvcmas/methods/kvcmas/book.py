@@ -18,7 +18,6 @@ from kvcmas.core.lowrank import LowRank, factorise
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.methods.kvcmas.config import KvcmasConfig
 
-_BASIS_TOKENS = 1500
 _WAITING_TOKENS = 6000
 _AUDIT_MEMORY = 0.8  # weight of what was measured before, in the running mean
 _AUDIT_TOKENS = 64  # shortest run that says something of a pair
@@ -45,6 +44,7 @@ class Observation:
     channels, deviation: `[layers, tokens, channels]` float32, the donor's and the difference.
     window: `[tokens, 3 * channels]`. distance: `[tokens]`, from the end of the role prefix.
     other: `[layers, tokens, channels]`, another exact reader's deviation, or `None`.
+    whole: these are all the tokens that could have been reused, not the first ones alone.
     """
 
     pair: Pair
@@ -53,6 +53,7 @@ class Observation:
     distance: Tensor
     deviation: Tensor
     other: LowRank | None = None
+    whole: bool = False
 
     def __len__(self) -> int:
         return self.channels.shape[1]
@@ -60,11 +61,16 @@ class Observation:
 
 @dataclass(eq=False)
 class PairState:
-    """What is known of one pair."""
+    """What is known of one pair.
+
+    seen: tokens learned from. audits: whole runs measured; audited, blind: running means of their
+    relative deviation with the correction and without, behind the tokens that a head covers.
+    """
 
     learner: PairLearner
     landmarks: LandmarkModel
     seen: int = 0
+    audits: int = 0
     audited: float | None = None
     blind: float | None = None
 
@@ -86,24 +92,28 @@ class CorrectionBook:
 
     def see_donor(self, channels: Tensor) -> None:
         """Show the exact KV of a new donor; the first ones fix the feature basis."""
-        if self.basis is not None:
+        if self.basis is None:
+            with self._lock:
+                self._collect(channels)
+
+    def _collect(self, channels: Tensor) -> None:
+        if self.basis is not None:  # fixed by another request in the meantime
             return
-        with self._lock:
-            self._sample.append((channels, windows_of(channels[0])))
-            if sum(part.shape[1] for part, _ in self._sample) < _BASIS_TOKENS:
-                return
-            self.basis = FeatureBasis.fit(
-                torch.cat([part for part, _ in self._sample], dim=1),
-                torch.cat([window for _, window in self._sample]),
-                own_dim=self.config.own_dim,
-                window_dim=self.config.window_dim,
-                fade=self.config.fade,
-                seed=self.config.seed,
-            )
-            self._sample.clear()
-            waiting, self._waiting = self._waiting, []
-            for observation in waiting:
-                self.observe(observation)
+        self._sample.append((channels, windows_of(channels[0])))
+        if sum(part.shape[1] for part, _ in self._sample) < self.config.basis_tokens:
+            return
+        self.basis = FeatureBasis.fit(
+            torch.cat([part for part, _ in self._sample], dim=1),
+            torch.cat([window for _, window in self._sample]),
+            own_dim=self.config.own_dim,
+            window_dim=self.config.window_dim,
+            fade=self.config.fade,
+            seed=self.config.seed,
+        )
+        self._sample.clear()
+        waiting, self._waiting = self._waiting, []
+        for observation in waiting:
+            self.observe(observation)
 
     def observe(self, observation: Observation) -> None:
         """Learn from a run; refit its pair's correction when that is due."""
@@ -119,8 +129,8 @@ class CorrectionBook:
                 return
             state = self.state(pair)
             self._audit(state, features, observation)
-            if not pair.other:
-                self.distances.observe(pair.donor, pair.reader, deviation, observation.channels)
+            if observation.whole and not pair.other:
+                self.see_distance(pair.donor, pair.reader, deviation, observation.channels)
             state.landmarks.observe(features, observation.distance, deviation)
             fading = self.basis.fading(observation.distance)
             behind = torch.nonzero(observation.distance >= _HEAD).flatten()
@@ -129,12 +139,25 @@ class CorrectionBook:
             if state.learner.due():
                 state.learner.refit()
 
+    def see_distance(self, donor: str, reader: str, deviation: Tensor, channels: Tensor) -> None:
+        """Learn how far two agents are from each other, from whole runs that both computed.
+
+        First tokens alone deviate more, so they would make often used donors look far.
+        """
+        with self._lock:
+            self.distances.observe(donor, reader, deviation, channels)
+
     def state(self, pair: Pair) -> PairState:
         """The state of a pair, made empty when it is new."""
         with self._lock:
             if pair not in self.pairs:
                 seed = self.config.seed + len(self.pairs)
-                learner = LearnerConfig(rank=self.config.rank, hidden=self.config.hidden)
+                learner = LearnerConfig(
+                    rank=self.config.rank,
+                    hidden=self.config.hidden,
+                    min_tokens=self.config.fit_tokens,
+                    basis_tokens=self.config.fit_tokens,
+                )
                 self.pairs[pair] = PairState(
                     PairLearner(learner, seed), LandmarkModel(self.info.layers)
                 )
@@ -157,7 +180,7 @@ class CorrectionBook:
             if key not in self.other_bases:
                 parts = self._others.setdefault(key, [])
                 parts.append(deviation)
-                if sum(part.shape[1] for part in parts) >= _BASIS_TOKENS:
+                if sum(part.shape[1] for part in parts) >= self.config.basis_tokens:
                     joined = torch.cat(self._others.pop(key), dim=1)
                     self.other_bases[key] = whitening(
                         joined, self.config.other_dim, seed=self.config.seed
@@ -196,17 +219,19 @@ class CorrectionBook:
 
     def _audit(self, state: PairState, features: Features, observation: Observation) -> None:
         """Measure on exact KV, before learning from it, what reuse would have given."""
-        if len(observation) < _AUDIT_TOKENS or self.basis is None:
+        behind = observation.distance >= _HEAD
+        if not observation.whole or int(behind.sum()) < _AUDIT_TOKENS or self.basis is None:
             return
         error = observation.deviation
-        exact = observation.channels + error
-        blind = self._relative(error, exact)
+        exact = (observation.channels + error)[:, behind]
+        blind = self._relative(error[:, behind], exact)
         correction = state.learner.correction
         if correction is not None and self.config.correct:
             error = error.clone()
             fading = self.basis.fading(observation.distance)
             error[list(correction.layers)] -= correction.deviation(features, fading)
-        state.audited = _running(state.audited, self._relative(error, exact))
+        state.audits += 1
+        state.audited = _running(state.audited, self._relative(error[:, behind], exact))
         state.blind = _running(state.blind, blind)
 
     def _relative(self, error: Tensor, exact: Tensor) -> float:

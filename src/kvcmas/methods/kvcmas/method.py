@@ -6,29 +6,31 @@
 The first agent's KV is exact and becomes the donor; later agents reuse it. What they compute
 exactly anyway (cold start, heads, audits, requests whose dial is exact) teaches the corrections.
 Source: KVCMAS, arXiv 2609.34060; where and why it differs: `docs/method.md`.
+
+    plan     this file; selection.py (donor, head, landmarks), trust.py (whether to reuse at all)
+    fill     this file; core/correction.py
+    finish   this file; learning.py, book.py (what a tenant's traffic has taught)
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-
 from kvcmas.core.channels import to_channels
-from kvcmas.core.correction import Correction
-from kvcmas.core.features import Features, windows_of
-from kvcmas.core.lowrank import LowRank
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.core.segment import SegmentKV
 from kvcmas.methods.base import Outcome
-from kvcmas.methods.captures import captures
+from kvcmas.methods.captures import Capture, captures
 from kvcmas.methods.description import MethodDescription
 from kvcmas.methods.donors import Donor, Found, Run
-from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
+from kvcmas.methods.kvcmas.book import CorrectionBook, Pair
 from kvcmas.methods.kvcmas.config import Dial, KvcmasConfig
+from kvcmas.methods.kvcmas.derived import Derived
+from kvcmas.methods.kvcmas.frozen import FrozenBook
+from kvcmas.methods.kvcmas.learning import Learning
+from kvcmas.methods.kvcmas.requests import Chosen, InFlight, Requests
 from kvcmas.methods.kvcmas.selection import (
     head_of,
     landmarks_of,
@@ -36,42 +38,11 @@ from kvcmas.methods.kvcmas.selection import (
     pair_of,
     rank_donors,
 )
+from kvcmas.methods.kvcmas.trust import refusal
 from kvcmas.methods.library import DonorLibrary
 from kvcmas.methods.library_method import LibraryMethod
 from kvcmas.workflow.plan import Plan, Reuse
 from kvcmas.workflow.prompt import Prompt
-
-_WORTH_LEARNING = 256  # shorter runs teach a pair too little to be worth a cold start
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """A run of a request in flight, its donor, and what is added to it."""
-
-    run: Run
-    donor: Donor
-    pair: Pair
-    origin: int
-    correction: Correction | None = None
-    features: Features | None = None
-
-
-@dataclass(eq=False)
-class InFlight:
-    """What the method keeps of a request between `plan` and `finish`."""
-
-    plan: Plan
-    chosen: dict[int, Chosen] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Second:
-    """A second exact reader's deviation from a donor's tokens `[start, stop)`."""
-
-    agent: str
-    start: int
-    stop: int
-    deviation: LowRank
 
 
 class Kvcmas(LibraryMethod):
@@ -91,11 +62,11 @@ class Kvcmas(LibraryMethod):
         )
         self.info = info
         self._books: dict[str, CorrectionBook] = {}
-        self._features: dict[str, Features] = {}
-        self._seconds: dict[str, Second] = {}
-        self._requests: dict[str, InFlight] = {}
-        self._random = random.Random(self.config.seed)
-        self._lock = threading.RLock()
+        self._requests = Requests()
+        self._derived = Derived(self.library)
+        self._learning = Learning(self.config, self.library, self._derived)
+        self._draws: dict[str, random.Random] = {}
+        self._lock = threading.Lock()
 
     def book(self, tenant: str = "") -> CorrectionBook:
         """What a tenant's traffic has taught."""
@@ -104,46 +75,84 @@ class Kvcmas(LibraryMethod):
                 self._books[tenant] = CorrectionBook(self.info, self.config)
             return self._books[tenant]
 
+    def adopt(self, teacher: Kvcmas) -> None:
+        """Serve with what `teacher` has learned so far, and learn nothing more from its tenants."""
+        with teacher._lock:
+            books = dict(teacher._books)
+        with self._lock:
+            self._books |= {tenant: FrozenBook.of(book) for tenant, book in books.items()}
+
+    def donor_bytes(self) -> dict[str, int]:
+        """Bytes kept per kind: donors' KV, their features, second readers' factors."""
+        return {"kv": self.library.store.nbytes, **self._derived.nbytes()}
+
     # plan ------------------------------------------------------------------------------------
+
+    def plan(self, prompt: Prompt) -> Plan:
+        """See `LibraryMethod`.
+
+        Raises:
+            ConfigError: the prompt's dial is unknown.
+            PromptError: its request id is in use.
+        """
+        state = self._requests.open(prompt, self.config.setting(prompt.dial))
+        state.plan = super().plan(prompt)
+        return state.plan
 
     def reuse(self, prompt: Prompt, found: Found) -> tuple[list[Reuse], list[str]]:
         """The exact prefix; then every run, reused as far as its pair is trusted."""
         notes: list[str] = []
         spans = self.reuse_prefix(prompt, found, notes)
-        dial = self.config.setting(prompt.dial)
-        state = InFlight(Plan.dense(len(prompt)))
-        with self._lock:
-            self._requests[prompt.request_id] = state
-            audited = dial is not None and self._random.random() < dial.audit
-        if dial is None:
-            notes.append("the dial is exact: stored runs are computed")
-        elif audited and found.runs:
-            notes.append("audit: served exactly, to measure what reuse would have cost")
-        book = self.book(prompt.tenant)
+        state, book = self._requests.get(prompt), self.book(prompt.tenant)
         for run in found.runs:
             donor = self._donor(prompt, run, book, notes)
-            if donor is None:
-                continue
-            chosen = self._choose(prompt, run, donor, book)
-            state.chosen[run.start] = chosen
-            if dial is None or audited:
-                continue
-            if donor.own:
-                exact = donor.exact
-                spans.append(Reuse(run.start, run.stop, donor.segment, donor.offset, exact=exact))
-                continue
-            reason = self._distrust(dial, chosen, book)
-            if reason:
-                notes.append(f"[{run.start}, {run.stop}) is computed: {reason}")
-                continue
-            spans.append(self._span(dial, chosen, book))
+            if donor is not None:
+                state.chosen[run.start] = self._choose(prompt, run, donor, book)
+        if state.dial is None:
+            if found.runs:
+                notes.append("the dial is exact: stored runs are computed")
+            return spans, notes
+        if self._is_audited(prompt.tenant, state.dial):
+            if found.runs:
+                notes.append("audit: served exactly, to measure what reuse would have cost")
+            return spans, notes
+        for chosen in state.chosen.values():
+            spans = self._add(spans, state.dial, chosen, book, notes)
         return spans, notes
 
-    def plan(self, prompt: Prompt) -> Plan:
-        """See `LibraryMethod`."""
-        plan = super().plan(prompt)
-        self._requests[prompt.request_id].plan = plan
-        return plan
+    def _is_audited(self, tenant: str, dial: Dial) -> bool:
+        """Drawn for each tenant apart, so that none can tell what the others do."""
+        with self._lock:
+            draws = self._draws.setdefault(tenant, random.Random(self.config.seed))
+            return draws.random() < dial.audit
+
+    def _add(
+        self,
+        spans: list[Reuse],
+        dial: Dial,
+        chosen: Chosen,
+        book: CorrectionBook,
+        notes: list[str],
+    ) -> list[Reuse]:
+        """The spans so far with one run more, or less where that is needed to learn from it."""
+        run, donor = chosen.run, chosen.donor
+        if donor.own:
+            own = Reuse(run.start, run.stop, donor.segment, donor.offset, exact=donor.exact)
+            return [*spans, own]
+        second = self._derived.second(donor, len(run))
+        refused = refusal(dial, chosen, second is not None, book, self.config)
+        if refused is None:
+            return [*spans, self._span(dial, chosen, book)]
+        notes.append(f"[{run.start}, {run.stop}) is computed: {refused.reason}")
+        if not refused.teaches:
+            return spans
+        # Computed behind approximate KV it would be approximate itself and teach nothing.
+        notes.extend(
+            f"[{span.start}, {span.stop}) is computed: it stands before [{run.start}, {run.stop})"
+            for span in spans
+            if not span.exact
+        )
+        return [span for span in spans if span.exact]
 
     def _donor(
         self, prompt: Prompt, run: Run, book: CorrectionBook, notes: list[str]
@@ -154,51 +163,20 @@ class Kvcmas(LibraryMethod):
     def _choose(self, prompt: Prompt, run: Run, donor: Donor, book: CorrectionBook) -> Chosen:
         kv = self.library.kv(donor.segment)
         origin = origin_of(prompt.token_ids, run, kv.token_ids.cpu().numpy(), donor.offset)
-        second = self._second(donor, run)
-        others = [second.agent] if second is not None else []
-        pair = pair_of(donor.info.agent, prompt.agent, others)
-        features = self._features_of(donor.segment, kv, book)
+        start, stop = donor.offset, donor.offset + len(run)
+        plain = Pair(donor.info.agent, prompt.agent)
+        features = self._derived.features(donor.segment, kv, book)
         if features is not None:
-            features = features.slice(donor.offset, donor.offset + len(run))
-        correction = book.correction(pair) if self.config.correct else None
-        if pair.other and second is not None and features is not None and correction is not None:
-            own = LowRank(
-                second.deviation.left[:, donor.offset - second.start :][:, : len(run)],
-                second.deviation.right,
-            )
-            features = features.with_other(book.other_features(pair, own))
-        elif self.config.correct:
-            pair = Pair(pair.donor, pair.reader)
-            correction = book.correction(pair)
-        if features is None or pair.donor == pair.reader:
-            correction = None
-        return Chosen(run, donor, pair, origin, correction, features)
-
-    def _distrust(self, dial: Dial, chosen: Chosen, book: CorrectionBook) -> str | None:
-        """Why a run is not reused, or `None`."""
-        pair, donor = chosen.pair, chosen.donor
-        if pair.donor == pair.reader:
-            return None
-        state = book.pairs.get(Pair(pair.donor, pair.reader))
-        long = len(chosen.run) >= _WORTH_LEARNING and donor.info.exact
-        seen = state.seen if state is not None else 0
-        if long and seen < dial.cold_tokens:
-            return (
-                f"cold start, {pair.donor}>{pair.reader} has seen {seen} of {dial.cold_tokens} "
-                "tokens"
-            )
-        current = book.pairs.get(pair)
-        audited = current.audited if current is not None else None
-        if audited is not None and audited > dial.audit_limit:
-            return (
-                f"{pair.name} was measured at a deviation of {audited:.3f}, above the limit "
-                f"{dial.audit_limit:g}"
-            )
-        if self.config.exact_readers == 2 and donor.info.exact and long:
-            second = self._second(donor, chosen.run)
-            if second is None:
-                return "second exact reader of this segment"
-        return None
+            features = features.slice(start, stop)
+        if features is None or plain.donor == plain.reader or not self.config.correct:
+            return Chosen(run, donor, plain, origin, None, features)
+        second = self._derived.second(donor, len(run))
+        pair = pair_of(*plain[:2], [second.agent] if second is not None else [])
+        correction = book.correction(pair) if pair.other else None
+        if second is None or correction is None:
+            return Chosen(run, donor, plain, origin, book.correction(plain), features)
+        other = book.other_features(pair, second.slice(start, stop))
+        return Chosen(run, donor, pair, origin, correction, features.with_other(other))
 
     def _span(self, dial: Dial, chosen: Chosen, book: CorrectionBook) -> Reuse:
         run, donor, pair = chosen.run, chosen.donor, chosen.pair
@@ -231,7 +209,7 @@ class Kvcmas(LibraryMethod):
         super().fill(prompt, span, start, stop, out)
         if span.correction is None:
             return
-        chosen = self._requests[prompt.request_id].chosen[span.start]
+        chosen = self._requests.get(prompt).chosen[span.start]
         book = self.book(prompt.tenant)
         if chosen.correction is None or chosen.features is None or book.basis is None:
             return
@@ -243,129 +221,46 @@ class Kvcmas(LibraryMethod):
 
     def finish(self, prompt: Prompt, outcome: Outcome | None) -> None:
         """Learn from what was computed exactly, then capture it and release the donors."""
-        with self._lock:
-            state = self._requests.pop(prompt.request_id, None)
+        state = self._requests.ending(prompt, failed=outcome is None)
+        if state is None:
+            return
         try:
-            if outcome is not None and state is not None and self.config.learn:
-                self._learn(prompt, outcome, state)
+            if outcome is not None and self.config.learn:
+                self._learning.learn(outcome, state, self.book(prompt.tenant))
         finally:
             self._plans.pop(prompt.request_id, None)
             self.library.release(prompt.request_id)
-        if outcome is not None and state is not None:
+            self._requests.close(prompt)
+        if outcome is not None:
             self._capture(prompt, outcome, state)
 
-    def _learn(self, prompt: Prompt, outcome: Outcome, state: InFlight) -> None:
-        end = _exact_end(outcome, state.plan)
-        book = self.book(prompt.tenant)
-        for chosen in state.chosen.values():
-            run, donor, pair = chosen.run, chosen.donor, chosen.pair
-            stop = run.stop if outcome.exact else min(run.stop, end)
-            learnable = donor.info.exact or self.config.base == "previous"
-            if stop <= run.start or donor.own or not learnable or pair.donor == pair.reader:
-                continue
-            reader = outcome.kv.slice(run.start, stop)
-            kv = self.library.kv(donor.segment)
-            used = donor.offset + stop - run.start
-            # Two tokens more to the left, where there are any, for the layer-0 window.
-            lead = min(2, donor.offset)
-            channels = to_channels(self.info.rope, kv.slice(donor.offset - lead, used))
-            window = windows_of(channels[0])[lead:]
-            channels = channels[:, lead:]
-            deviation = to_channels(self.info.rope, reader) - channels
-            distance = reader.positions[0] - chosen.origin
-            plain = Pair(pair.donor, pair.reader)
-            book.observe(Observation(plain, channels, window, distance, deviation))
-            if self.config.exact_readers == 2 and donor.info.exact and stop == run.stop:
-                self._learn_second(chosen, plain, book, channels, window, distance, deviation)
-
-    def _learn_second(
-        self,
-        chosen: Chosen,
-        plain: Pair,
-        book: CorrectionBook,
-        channels: torch.Tensor,
-        window: torch.Tensor,
-        distance: torch.Tensor,
-        deviation: torch.Tensor,
-    ) -> None:
-        run, donor = chosen.run, chosen.donor
-        second = self._second(donor, run)
-        if second is None:
-            factors = book.see_other(plain, deviation)
-            start = donor.offset
-            with self._lock:
-                self._seconds[donor.segment] = Second(
-                    plain.reader, start, start + len(run), factors
-                )
-        elif second.agent != plain.reader:
-            begin = donor.offset - second.start
-            other = LowRank(
-                second.deviation.left[:, begin : begin + len(run)], second.deviation.right
-            )
-            pair = Pair(plain.donor, plain.reader, second.agent)
-            book.observe(Observation(pair, channels, window, distance, deviation, other))
-
     def _capture(self, prompt: Prompt, outcome: Outcome, state: InFlight) -> None:
-        book = self.book(prompt.tenant)
         previous = self.config.base == "previous"
         for part in captures(state.plan, outcome, self.library.min_length):
             put = self.library.capture(
                 prompt, outcome, part.start, part.stop, part.exact, copies=previous
             )
-            if put.id is not None and part.exact and self.config.learn:
-                kv = self.library.kv(put.id)
-                book.see_donor(to_channels(self.info.rope, kv))
-                self._features_of(put.id, kv, book)
-        if previous:
+            if put.id is not None and part.exact:
+                self._see_donor(prompt, outcome, state, part, put.id)
+        if previous and not outcome.exact:
             for chosen in state.chosen.values():
-                if not outcome.exact and not chosen.donor.own:
-                    run = chosen.run
+                run = chosen.run
+                if not chosen.donor.own:
                     self.library.capture(prompt, outcome, run.start, run.stop, False, copies=True)
-        self._forget_evicted()
+        self._derived.forget_departed()
 
-    # what belongs to donors ------------------------------------------------------------------
-
-    def _second(self, donor: Donor, run: Run) -> Second | None:
-        """The second exact reader's deviation, if it covers the run."""
-        second = self._seconds.get(donor.segment)
-        if second is None or donor.offset < second.start:
-            return None
-        return second if donor.offset + len(run) <= second.stop else None
-
-    def _features_of(self, segment: str, kv: SegmentKV, book: CorrectionBook) -> Features | None:
-        """Features of a whole donor, computed once."""
-        if book.basis is None:
-            return None
-        features = self._features.get(segment)
-        if features is None:
-            features = book.basis.features(to_channels(self.info.rope, kv))
-            self._features[segment] = features
-        return features
-
-    def _forget_evicted(self) -> None:
-        with self._lock:
-            for held in (self._features, self._seconds):
-                for segment in [name for name in held if self.library.segment_info(name) is None]:
-                    held.pop(segment, None)  # type: ignore[attr-defined]
-
-    def donor_bytes(self) -> dict[str, int]:
-        """Bytes kept per kind: donors' KV, their features, second readers' factors."""
-        return {
-            "kv": self.library.store.nbytes,
-            "features": sum(features.nbytes for features in list(self._features.values())),
-            "seconds": sum(second.deviation.nbytes for second in list(self._seconds.values())),
-        }
-
-
-def _exact_end(outcome: Outcome, plan: Plan) -> int:
-    """First position whose KV may be approximate."""
-    exact = [(span.start, span.stop) for span in plan.reused() if span.exact]
-    end = 0
-    for start, stop in sorted((*exact, *outcome.computed)):
-        if start > end:
-            break
-        end = max(end, stop)
-    return end
+    def _see_donor(
+        self, prompt: Prompt, outcome: Outcome, state: InFlight, part: Capture, name: str
+    ) -> None:
+        if not self.config.learn:
+            return
+        # Not the stored copy: under a small budget another request may have evicted it by now.
+        kv, book = outcome.kv.slice(part.start, part.stop), self.book(prompt.tenant)
+        book.see_donor(to_channels(self.info.rope, kv))
+        self._derived.features(name, kv, book)
+        first = next(state.plan.reused(), None)
+        if part.start == 0 and first is not None and first.start == 0 and first.exact:
+            self._derived.carry_over(first.segment, name, prompt.agent, len(first))
 
 
 DESCRIPTION = MethodDescription(

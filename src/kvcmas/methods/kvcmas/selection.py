@@ -24,27 +24,35 @@ _SHORTEST_HEAD = 8
 def rank_donors(book: CorrectionBook, run: Run, reader: str, base: str) -> list[Donor]:
     """The run's donors, best first.
 
-    The reader's own KV comes first. With `base="previous"` then the newest; otherwise the exact
-    ones before the others, the learned nearest before those of unknown distance.
+    The reader's own KV comes first. With `base="previous"` then the newest. Otherwise the exact
+    ones before the others; those whose pair has a correction before those without; of several
+    with one, the learned nearest; else the oldest, which is the first agent's. That one is there
+    whenever a later one is, so corrections learned for it serve every context.
     """
     if base == "previous":
         return sorted(run.sources, key=lambda donor: not donor.own)
 
-    def rank(donor: Donor) -> tuple[bool, bool, float]:
-        distance = book.distances.between(donor.info.agent, reader)
-        return (not donor.own, not donor.info.exact, inf if distance is None else distance)
+    def rank(donor: Donor) -> tuple[bool, bool, float, int]:
+        agent = donor.info.agent
+        distance = book.distances.between(agent, reader)
+        corrected = book.correction(Pair(agent, reader)) is not None
+        known = distance if corrected and distance is not None else inf
+        return (not donor.own, not donor.info.exact, known, donor.info.created)
 
     return sorted(run.sources, key=rank)
 
 
 def head_of(dial: Dial, length: int) -> Head:
-    """The exact head of a run of `length` tokens; short runs have shorter ones."""
+    """The exact head of a run of `length` tokens; short runs have shorter ones.
+
+    Without a head nothing is measured, so there is no tolerance either.
+    """
     head = min(dial.head, max(_SHORTEST_HEAD, length // 4), length)
     return Head(
         length=head,
         chunk=_CHUNK,
         limit=min(dial.limit, length),
-        tolerance=dial.tolerance,
+        tolerance=dial.tolerance if head else None,
         probe=min(_PROBE, max(head, 1)),
     )
 

@@ -1,0 +1,57 @@
+"""Whether a run is reused, or why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcmas.methods.kvcmas.book import CorrectionBook, Pair
+from kvcmas.methods.kvcmas.config import Dial, KvcmasConfig
+from kvcmas.methods.kvcmas.requests import Chosen
+
+_WORTH_LEARNING = 256  # shorter runs teach a pair too little to be worth a cold start
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a run is computed. teaches: it is learned from, so its KV must come out exact."""
+
+    reason: str
+    teaches: bool
+
+
+def learnable(chosen: Chosen, config: KvcmasConfig) -> bool:
+    """Whether a reader's exact KV of this run teaches anything about its donor."""
+    pair, donor = chosen.pair, chosen.donor
+    kind = donor.info.exact or config.base == "previous"
+    return config.learn and kind and not donor.own and pair.donor != pair.reader
+
+
+def refusal(
+    dial: Dial, chosen: Chosen, has_second: bool, book: CorrectionBook, config: KvcmasConfig
+) -> Refusal | None:
+    """Why a run is not reused, or `None`.
+
+    has_second: whether a second exact reader's deviation is kept for the whole run.
+    """
+    pair = chosen.pair
+    if pair.donor == pair.reader:
+        return None
+    worth = len(chosen.run) >= _WORTH_LEARNING and learnable(chosen, config)
+    plain = book.pairs.get(Pair(pair.donor, pair.reader))
+    seen = plain.seen if plain is not None else 0
+    if worth and seen < dial.cold_tokens:
+        return Refusal(
+            f"cold start, {pair.donor}>{pair.reader} has seen {seen} of {dial.cold_tokens} tokens",
+            teaches=True,
+        )
+    current = book.pairs.get(pair)
+    audited = current.audited if current is not None else None
+    if audited is not None and audited > dial.audit_limit:
+        return Refusal(
+            f"{pair.name} was measured at a deviation of {audited:.3f}, above the limit "
+            f"{dial.audit_limit:g}",
+            teaches=False,
+        )
+    if config.exact_readers > 1 and worth and chosen.donor.info.exact and not has_second:
+        return Refusal("second exact reader of this segment", teaches=True)
+    return None
