@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -148,16 +149,17 @@ class TestThreads:
         team = KvcmasTeam(device, basis_tokens=60)
         book = team.kvcmas.book()
         channels = torch.randn(3, 100, 64)
-        start = threading.Barrier(4)
         seen = []
 
         def work(number: int) -> None:
-            start.wait()
             book.see_donor(channels + number)
             seen.append(book.basis)
 
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(work, range(4)))
+            with book._lock:
+                done = pool.map(work, range(4))
+                time.sleep(0.05)  # all of them have seen that there is none yet
+            list(done)
         assert seen[0] is not None
         assert all(basis is book.basis for basis in seen)
         assert not book._sample

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from kvcmas.core.deviation import relative_deviation
+from kvcmas.core.lowrank import LowRank
 from kvcmas.methods.kvcmas.book import Pair
+from kvcmas.methods.kvcmas.derived import Second
 
 from ..engines.tiny import random_ids
-from .kvcmas_team import ROLES, KvcmasTeam, document, prompt_of, teach
+from .kvcmas_team import ROLES, KvcmasTeam, approximate, document, prompt_of, teach
 from .team import ANSWER, DOCUMENT, reused
 
 LONG = 260
@@ -131,6 +133,16 @@ class TestSecondExactReaders:
             span = next(span for span in reused(scored.record) if not span.exact)
             assert span.correction == ("a+b>c" if one is team else None)
         assert deviations[0] < 0.97 * deviations[1]
+        alone = KvcmasTeam(device, **{**options, "exact_readers": 1})
+        for number in range(16):
+            teach(alone, 1, "b", "c", first=number, tokens=LONG)
+        assert deviations[0] < 0.99 * approximate(alone, 70, "c", LONG)
+
+    def test_a_part_of_what_it_read(self) -> None:
+        left, right = torch.randn(2, 10, 3), torch.randn(2, 3, 8)
+        second = Second("a", "b", 20, 30, LowRank(left, right))
+        part = second.slice(22, 26)
+        torch.testing.assert_close(part.dense(), second.deviation.dense()[:, 2:6])
 
     def test_two_documents_of_one_donor(self, device: torch.device) -> None:
         """Each has a second reader of its own; one does not push out the other."""

@@ -16,6 +16,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.core.segment import SegmentKV
@@ -161,6 +162,8 @@ class DonorLibrary:
             if holder:
                 return Put(None, (), f"its tokens are already held by segment {holder}")
             shorter = self._continued(shelf, text, info) if is_prefix else None
+            if shorter is not None and (held := self.store.info(shorter)) is not None:
+                info = replace(info, created=held.created)
             put = self.store.put(segment, info)
             self._forget(put.evicted)
             if put.id is None:

@@ -15,7 +15,7 @@ class SegmentInfo:
     exact: every token before and in it was computed or reused exactly, so it is the KV that a
         full prefill gives.
     id: unique among the segments of a store; left empty, the store chooses one.
-    created: the store's running number, from 1; given by the store.
+    created: the store's running number, from 1; given by the store where it is 0.
     hits: how often it was pinned; kept by the store.
     """
 

@@ -82,7 +82,8 @@ class SegmentStore:
 
         Args:
             segment: any view; its tensors are copied, so engine buffers may be overwritten.
-            info: `created` and `hits` are set by the store, `id` where it is empty.
+            info: `hits` is set by the store, `id` and `created` where they are empty; a segment
+                that continues another keeps its number.
 
         Raises:
             InputError: the id is in use, or the segment has no tokens.
@@ -101,7 +102,11 @@ class SegmentStore:
                 return Put(None, (), refused)
             evicted = self._make_room(size)
             self._created += 1
-            entry = _Entry(copy, replace(info, id=segment_id, created=self._created, hits=0), size)
+            entry = _Entry(
+                copy,
+                replace(info, id=segment_id, created=info.created or self._created, hits=0),
+                size,
+            )
             self._touch(entry)
             self._entries[segment_id] = entry
             self._nbytes += size

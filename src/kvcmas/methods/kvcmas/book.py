@@ -63,13 +63,18 @@ class Observation:
 class PairState:
     """What is known of one pair.
 
-    seen: tokens learned from. audits: whole runs measured; audited, blind: running means of their
+    seen: tokens learned from. tried, failed: short runs that were to be reused, and how many of
+    these were computed after all because their head disagreed; refused: those not tried.
+    audits: whole runs measured; audited, blind: running means of their
     relative deviation with the correction and without, behind the tokens that a head covers.
     """
 
     learner: PairLearner
     landmarks: LandmarkModel
     seen: int = 0
+    tried: int = 0
+    failed: int = 0
+    refused: int = 0
     audits: int = 0
     audited: float | None = None
     blind: float | None = None
@@ -92,7 +97,7 @@ class CorrectionBook:
 
     def see_donor(self, channels: Tensor) -> None:
         """Show the exact KV of a new donor; the first ones fix the feature basis."""
-        if self.basis is None:
+        if self.basis is None and bool(channels.isfinite().all()):
             with self._lock:
                 self._collect(channels)
 
@@ -116,7 +121,12 @@ class CorrectionBook:
             self.observe(observation)
 
     def observe(self, observation: Observation) -> None:
-        """Learn from a run; refit its pair's correction when that is due."""
+        """Learn from a run; refit its pair's correction when that is due.
+
+        KV that is not finite would spoil the statistics for good, and is left out.
+        """
+        if not bool(observation.deviation.isfinite().all()):
+            return
         with self._lock:
             if self.basis is None:
                 held = sum(len(waiting) for waiting in self._waiting)
@@ -146,6 +156,13 @@ class CorrectionBook:
         """
         with self._lock:
             self.distances.observe(donor, reader, deviation, channels)
+
+    def see_short(self, pair: Pair, failed: bool) -> None:
+        """Remember whether a short run of the pair could be reused."""
+        with self._lock:
+            state = self.state(pair)
+            state.tried += 1
+            state.failed += failed
 
     def state(self, pair: Pair) -> PairState:
         """The state of a pair, made empty when it is new."""

@@ -16,7 +16,7 @@ from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
 from kvcmas.methods.kvcmas.config import KvcmasConfig
 from kvcmas.methods.kvcmas.derived import Derived, Second
 from kvcmas.methods.kvcmas.requests import Chosen, InFlight
-from kvcmas.methods.kvcmas.trust import learnable
+from kvcmas.methods.kvcmas.trust import is_short, learnable
 from kvcmas.methods.library import DonorLibrary
 from kvcmas.workflow.plan import Plan
 
@@ -31,6 +31,7 @@ class Learning:
 
     def learn(self, outcome: Outcome, state: InFlight, book: CorrectionBook) -> None:
         """Observe every run as far as it was computed exactly; its donor must be pinned."""
+        self._see_short(outcome, state, book)
         end = exact_end(outcome, state.plan)
         for chosen in state.chosen.values():
             stop = chosen.run.stop if outcome.exact else min(chosen.run.stop, end)
@@ -43,6 +44,17 @@ class Learning:
             self._compare_others(outcome, chosen, book)
             if self._config.exact_readers > 1 and chosen.donor.info.exact:
                 self._learn_second(chosen, observation, book)
+
+    def _see_short(self, outcome: Outcome, state: InFlight, book: CorrectionBook) -> None:
+        """Which short runs were reused as planned, and which were computed after all."""
+        for span in state.plan.reused():
+            chosen = state.chosen.get(span.start)
+            if chosen is None or chosen.donor.own or not is_short(chosen):
+                continue
+            computed = any(
+                start <= span.start and span.stop <= stop for start, stop in outcome.computed
+            )
+            book.see_short(chosen.pair, failed=computed)
 
     def _observation(self, outcome: Outcome, chosen: Chosen, stop: int) -> Observation:
         run, donor = chosen.run, chosen.donor

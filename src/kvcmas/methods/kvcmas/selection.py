@@ -19,6 +19,7 @@ from kvcmas.workflow.prompt import TokenIds
 _CHUNK = 32
 _PROBE = 16
 _SHORTEST_HEAD = 8
+SHORT = 128  # a head that disagrees costs more than reusing a run of fewer tokens saves
 
 
 def rank_donors(book: CorrectionBook, run: Run, reader: str, base: str) -> list[Donor]:
@@ -45,13 +46,14 @@ def rank_donors(book: CorrectionBook, run: Run, reader: str, base: str) -> list[
 def head_of(dial: Dial, length: int) -> Head:
     """The exact head of a run of `length` tokens; short runs have shorter ones.
 
-    Without a head nothing is measured, so there is no tolerance either.
+    Without a head nothing is measured, so there is no tolerance either. A short run whose head
+    disagrees is computed at once: growing its head would cost a pass for few tokens.
     """
     head = min(dial.head, max(_SHORTEST_HEAD, length // 4), length)
     return Head(
         length=head,
         chunk=_CHUNK,
-        limit=min(dial.limit, length),
+        limit=min(dial.limit, length) if length >= SHORT else head,
         tolerance=dial.tolerance if head else None,
         probe=min(_PROBE, max(head, 1)),
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcmas.methods.kvcmas.book import CorrectionBook, Pair
+from kvcmas.methods.kvcmas.book import CorrectionBook, Pair, PairState
 from kvcmas.methods.kvcmas.config import Dial, KvcmasConfig
 from kvcmas.methods.kvcmas.requests import Chosen
+from kvcmas.methods.kvcmas.selection import SHORT
 
 _WORTH_LEARNING = 256  # shorter runs teach a pair too little to be worth a cold start
+_RETRY = 8  # refused short runs are tried again at every eighth
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,24 @@ def refusal(
             f"{dial.audit_limit:g}",
             teaches=False,
         )
+    if is_short(chosen) and current is not None and _fails(current):
+        return Refusal(
+            f"heads of short runs disagreed in {current.failed} of {current.tried} for {pair.name}",
+            teaches=False,
+        )
     if config.exact_readers > 1 and worth and chosen.donor.info.exact and not has_second:
         return Refusal("second exact reader of this segment", teaches=True)
     return None
+
+
+def is_short(chosen: Chosen) -> bool:
+    """Whether a run is so short that it is reused at the first try or not at all."""
+    return len(chosen.run) < SHORT
+
+
+def _fails(state: PairState) -> bool:
+    """Whether the pair's short runs mostly had to be computed; counts the refusal."""
+    if state.failed < 2 or 2 * state.failed <= state.tried:
+        return False
+    state.refused += 1
+    return state.refused % _RETRY != 0
