@@ -15,6 +15,7 @@ SMALL = LearnerConfig(
     min_tokens=400,
     basis_tokens=100,
     hidden=16,
+    hidden_tokens=0,
     hidden_steps=50,
     reservoir=1024,
 )

@@ -58,6 +58,11 @@ class Observation:
     def __len__(self) -> int:
         return self.channels.shape[1]
 
+    @property
+    def finite(self) -> bool:
+        """Neither the reader's KV nor the donor's holds an infinite value or none at all."""
+        return bool(self.deviation.isfinite().all())
+
 
 @dataclass(eq=False)
 class PairState:
@@ -125,7 +130,7 @@ class CorrectionBook:
 
         KV that is not finite would spoil the statistics for good, and is left out.
         """
-        if not bool(observation.deviation.isfinite().all()):
+        if not observation.finite:
             return
         with self._lock:
             if self.basis is None:
@@ -154,6 +159,8 @@ class CorrectionBook:
 
         First tokens alone deviate more, so they would make often used donors look far.
         """
+        if not bool(deviation.isfinite().all()):
+            return
         with self._lock:
             self.distances.observe(donor, reader, deviation, channels)
 

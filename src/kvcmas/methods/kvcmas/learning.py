@@ -39,7 +39,7 @@ class Learning:
                 continue
             observation = self._observation(outcome, chosen, stop)
             book.observe(observation)
-            if not observation.whole:
+            if not observation.whole or not observation.finite:
                 continue
             self._compare_others(outcome, chosen, book)
             if self._config.exact_readers > 1 and chosen.donor.info.exact:
@@ -50,6 +50,8 @@ class Learning:
         for span in state.plan.reused():
             chosen = state.chosen.get(span.start)
             if chosen is None or chosen.donor.own or not is_short(chosen):
+                continue
+            if span.head.length >= len(span):  # computed by plan: neither agreed nor failed
                 continue
             computed = any(
                 start <= span.start and span.stop <= stop for start, stop in outcome.computed
