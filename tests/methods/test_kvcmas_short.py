@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from kvcmas.methods.donors import Donor, Run
 from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
 from kvcmas.methods.kvcmas.config import DIALS
+from kvcmas.methods.kvcmas.requests import Chosen
 from kvcmas.methods.kvcmas.selection import SHORT, head_of
+from kvcmas.methods.kvcmas.trust import short_pair
+from kvcmas.store.info import SegmentInfo
 
 from ..engines.tiny import random_ids
 from .kvcmas_team import KvcmasTeam, document, first_reads, prompt_of, teach
@@ -214,3 +219,24 @@ class TestNotFinite:
         reader = team.score([t if t != broken else 8 for t in prompt_of("b", texts[0])], "d")
         assert reader.logits.isfinite().all()
         assert team.settled()
+
+
+def test_answers_read_first_are_counted_for_all_authors_together() -> None:
+    info = SegmentInfo("a", "", 0, "", False, generated=40)
+    run = Run(100, 150, ())
+
+    def of(offset: int, generated: int | None) -> Pair:
+        donor = Donor("s", offset, replace(info, generated=generated))
+        return short_pair(Chosen(run, donor, Pair("a", "b"), 0))
+
+    assert of(39, 40) == Pair("", "b")  # begins one token before the answer
+    assert of(0, 40) == Pair("a", "b")  # mostly what the donor had read itself
+    assert of(39, None) == Pair("a", "b")
+
+
+def test_a_stored_answer_knows_where_it_begins(device: torch.device) -> None:
+    team = KvcmasTeam(device)
+    prompt = prompt_of("a", document(1, 60))
+    team.ask(prompt, "a")
+    (held,) = team.kvcmas.library.tenant_infos("")
+    assert held.generated == len(prompt)

@@ -153,6 +153,7 @@ class DonorLibrary:
             start=start,
             prefix=prefix_hash(ids[:start]),
             exact=exact,
+            generated=max(len(prompt) - start, 0) if stop > len(prompt) else None,
             id=secrets.token_hex(8),
         )
         segment = outcome.kv.slice(start, stop)

@@ -17,6 +17,7 @@ class SegmentInfo:
     id: unique among the segments of a store; left empty, the store chooses one.
     created: the store's running number, from 1; given by the store where it is 0.
     hits: how often it was pinned; kept by the store.
+    generated: index of its first token that the agent generated itself, `None` if there is none.
     """
 
     agent: str
@@ -27,6 +28,7 @@ class SegmentInfo:
     id: str = ""
     created: int = 0
     hits: int = 0
+    generated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

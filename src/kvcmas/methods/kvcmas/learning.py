@@ -16,7 +16,7 @@ from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
 from kvcmas.methods.kvcmas.config import KvcmasConfig
 from kvcmas.methods.kvcmas.derived import Derived, Second
 from kvcmas.methods.kvcmas.requests import Chosen, InFlight
-from kvcmas.methods.kvcmas.trust import is_short, learnable
+from kvcmas.methods.kvcmas.trust import is_short, learnable, short_pair
 from kvcmas.methods.library import DonorLibrary
 from kvcmas.workflow.plan import Plan
 
@@ -56,7 +56,7 @@ class Learning:
             computed = any(
                 start <= span.start and span.stop <= stop for start, stop in outcome.computed
             )
-            book.see_short(chosen.pair, failed=computed)
+            book.see_short(short_pair(chosen), failed=computed)
 
     def _observation(self, outcome: Outcome, chosen: Chosen, stop: int) -> Observation:
         run, donor = chosen.run, chosen.donor

@@ -54,9 +54,12 @@ def refusal(
             f"{dial.audit_limit:g}",
             teaches=False,
         )
-    if is_short(chosen) and current is not None and _fails(current):
+    short = book.pairs.get(short_pair(chosen)) if is_short(chosen) else None
+    if short is not None and _fails(short):
+        what = "answers that were read first" if not short_pair(chosen).donor else "short runs"
         return Refusal(
-            f"heads of short runs disagreed in {current.failed} of {current.tried} for {pair.name}",
+            f"heads of {what} disagreed in {short.failed} of {short.tried} requests of "
+            f"{pair.reader}",
             teaches=False,
         )
     if config.exact_readers > 1 and worth and chosen.donor.info.exact and not has_second:
@@ -67,6 +70,20 @@ def refusal(
 def is_short(chosen: Chosen) -> bool:
     """Whether a run is so short that it is reused at the first try or not at all."""
     return len(chosen.run) < SHORT
+
+
+def short_pair(chosen: Chosen) -> Pair:
+    """Whose short runs are counted together.
+
+    An answer's KV as its author generated it is one kind, whoever the author: it stood in the
+    author's own turn, for its readers it is quoted. It then comes under the pair without a donor.
+    """
+    donor = chosen.donor
+    generated = donor.info.generated
+    middle = donor.offset + len(chosen.run) // 2
+    if generated is not None and middle >= generated:
+        return Pair("", chosen.pair.reader)
+    return chosen.pair
 
 
 def _fails(state: PairState) -> bool:
