@@ -56,10 +56,11 @@ def refusal(
         )
     short = book.pairs.get(short_pair(chosen)) if is_short(chosen) else None
     if short is not None and _fails(short):
-        what = "answers that were read first" if not short_pair(chosen).donor else "short runs"
+        answers = not short_pair(chosen).donor
+        what = "answers read first" if answers else "short runs"
         return Refusal(
-            f"heads of {what} disagreed in {short.failed} of {short.tried} requests of "
-            f"{pair.reader}",
+            f"heads of {what} disagreed in {short.failed} of {short.tried} for "
+            f"{pair.reader if answers else pair.name}",
             teaches=False,
         )
     if config.exact_readers > 1 and worth and chosen.donor.info.exact and not has_second:
