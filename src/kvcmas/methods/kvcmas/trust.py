@@ -55,8 +55,8 @@ def refusal(
             teaches=False,
         )
     short = book.pairs.get(short_pair(chosen)) if is_short(chosen) else None
-    if short is not None and _fails(short):
-        answers = not short_pair(chosen).donor
+    answers = not short_pair(chosen).donor
+    if short is not None and _fails(short, 1 if answers else 2):
         what = "answers read first" if answers else "short runs"
         return Refusal(
             f"heads of {what} disagreed in {short.failed} of {short.tried} for "
@@ -87,9 +87,9 @@ def short_pair(chosen: Chosen) -> Pair:
     return chosen.pair
 
 
-def _fails(state: PairState) -> bool:
-    """Whether the pair's short runs mostly had to be computed; counts the refusal."""
-    if state.failed < 2 or 2 * state.failed <= state.tried:
+def _fails(state: PairState, needed: int) -> bool:
+    """Whether short runs mostly had to be computed, `needed` times at least; counts a refusal."""
+    if state.failed < needed or 2 * state.failed <= state.tried:
         return False
     state.refused += 1
     return state.refused % _RETRY != 0
