@@ -149,11 +149,14 @@ class FeatureBasis:
         parts = (self.own_mean, self.own_project, self.window_mean, self.window_project)
         return sum(part.numel() * part.element_size() for part in parts)
 
-    def features(self, channels: Tensor) -> Features:
-        """Features of a run of donor tokens, from `channels` `[layers, tokens, channels]`."""
+    def features(self, channels: Tensor, window: Tensor | None = None) -> Features:
+        """Features of a run of donor tokens, from `channels` `[layers, tokens, channels]`.
+
+        window: `windows_of` these tokens, where the run has predecessors that `channels` lacks.
+        """
+        window = windows_of(channels[0]) if window is None else window
         own = torch.bmm(channels - self.own_mean, self.own_project)
-        window = (windows_of(channels[0]) - self.window_mean) @ self.window_project
-        return Features(own, window)
+        return Features(own, (window - self.window_mean) @ self.window_project)
 
     def fading(self, distance: Tensor) -> Tensor:
         """`1 / (1 + t / fade)` for distances t in tokens, float32, same shape."""

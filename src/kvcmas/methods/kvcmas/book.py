@@ -233,13 +233,11 @@ class CorrectionBook:
     def _features(self, observation: Observation) -> Features | None:
         if self.basis is None:
             return None
-        basis = self.basis
-        own = torch.bmm(observation.channels - basis.own_mean, basis.own_project)
-        window = (observation.window - basis.window_mean) @ basis.window_project
+        features = self.basis.features(observation.channels, observation.window)
         if observation.other is None:
-            return Features(own, window)
+            return features
         other = self.other_features(observation.pair, observation.other)
-        return None if other is None else Features(own, window, other)
+        return None if other is None else features.with_other(other)
 
     def _audit(self, state: PairState, features: Features, observation: Observation) -> None:
         """Measure on exact KV, before learning from it, what reuse would have given."""

@@ -12,13 +12,13 @@ from dataclasses import replace
 from kvcmas.core.channels import to_channels
 from kvcmas.core.features import windows_of
 from kvcmas.methods.base import Outcome
+from kvcmas.methods.captures import exact_end
 from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
 from kvcmas.methods.kvcmas.config import KvcmasConfig
 from kvcmas.methods.kvcmas.derived import Derived, Second
 from kvcmas.methods.kvcmas.requests import Chosen, InFlight
 from kvcmas.methods.kvcmas.trust import is_short, learnable, short_pair
 from kvcmas.methods.library import DonorLibrary
-from kvcmas.workflow.plan import Plan
 
 
 class Learning:
@@ -32,7 +32,7 @@ class Learning:
     def learn(self, outcome: Outcome, state: InFlight, book: CorrectionBook) -> None:
         """Observe every run as far as it was computed exactly; its donor must be pinned."""
         self._see_short(outcome, state, book)
-        end = exact_end(outcome, state.plan)
+        end = exact_end(state.plan, outcome)
         for chosen in state.chosen.values():
             stop = chosen.run.stop if outcome.exact else min(chosen.run.stop, end)
             if stop <= chosen.run.start or not learnable(chosen, self._config):
@@ -102,14 +102,3 @@ class Learning:
         elif second.agent != seen.pair.reader:
             pair = seen.pair._replace(other=second.agent)
             book.observe(replace(seen, pair=pair, other=second.slice(start, stop)))
-
-
-def exact_end(outcome: Outcome, plan: Plan) -> int:
-    """First position whose KV may be approximate."""
-    exact = [(span.start, span.stop) for span in plan.reused() if span.exact]
-    end = 0
-    for start, stop in sorted((*exact, *outcome.computed)):
-        if start > end:
-            break
-        end = max(end, stop)
-    return end
