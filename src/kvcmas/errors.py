@@ -9,7 +9,8 @@
     |-- UnsupportedError        the request is sound, this model or engine cannot do it
     |   |-- UnsupportedModelError
     |   |-- UnsupportedRopeError
-    |   `-- UnsupportedSpanError
+    |   |-- UnsupportedSpanError
+    |   `-- UnsupportedEngineError
     |-- StateMismatchError      saved KV or states belong to another model, dtype or layout
     |-- MissingDependencyError  an optional extra is not installed
     `-- CancelledError          the caller cancelled a request
@@ -58,6 +59,10 @@ class UnsupportedRopeError(UnsupportedError):
 
 class UnsupportedSpanError(UnsupportedError):
     """An engine cannot execute a kind of span; the plan is refused, not approximated."""
+
+
+class UnsupportedEngineError(UnsupportedError):
+    """An engine's version, options or KV cache are of a kind that kvcmas cannot work with."""
 
 
 class StateMismatchError(KvcmasError):

@@ -98,6 +98,25 @@ def test_equal_kv_is_no_problem(device: torch.device) -> None:
     assert model.predict(features, distance).isfinite().all()
 
 
+def test_terms_add_up_to_the_prediction(device: torch.device) -> None:
+    model = LandmarkModel(LAYERS)
+    features, distance, _ = run(device, 500)
+    base, *weights = model.terms(features)
+    assert torch.equal(base, torch.zeros(TOKENS, device=device))
+    assert weights == [0.0, 0.0]
+    for seed in range(0, 40, 10):
+        some, where, error = run(device, seed)
+        model.observe(some, where, error / (1 + where / 16)[None, :, None])
+    for start in (-20, 0, 300):
+        far = torch.log((distance + start).clamp_min(0) + 8)
+        base, near, square = model.terms(features)
+        assert base.dtype == torch.float32
+        assert near and square
+        expected = model.predict(features, distance + start)
+        torch.testing.assert_close(base + near * far + square * far * far, expected,
+                                   atol=1e-5, rtol=1e-5)  # fmt: skip
+
+
 def test_pick(device: torch.device) -> None:
     scores = torch.tensor([0.1, 0.9, -1.0, 0.5], device=device)
     assert pick(scores, 2) == [1, 3]

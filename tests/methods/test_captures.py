@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from kvcmas.core.segment import SegmentKV
-from kvcmas.methods.base import Outcome
 from kvcmas.methods.captures import Capture, captures
 from kvcmas.methods.tiling import plan_of
 from kvcmas.workflow.plan import Compute, Head, Reuse
-
-
-def outcome(tokens: int, *computed: tuple[int, int], exact: bool) -> Outcome:
-    state = torch.zeros(1, 1, tokens, 2)
-    positions = torch.arange(tokens)
-    return Outcome(SegmentKV(state, state, positions, positions[None]), computed, exact)
-
 
 PREFIX = Reuse(0, 40, "prefix", 0, exact=True)
 BLIND = Reuse(60, 160, "document", 5)
@@ -67,13 +57,12 @@ def test_ranges(
     exact: bool,
     expected: list[Capture],
 ) -> None:
-    result = outcome(210, *computed, exact=exact)
-    assert captures(plan_of(200, reused), result, min_length=32) == expected
+    assert captures(plan_of(200, reused), computed, exact, min_length=32) == expected
 
 
 def test_nothing_short_is_kept() -> None:
-    assert captures(plan_of(31, []), outcome(31, (0, 31), exact=True), 32) == []
-    assert len(captures(plan_of(32, []), outcome(32, (0, 32), exact=True), 32)) == 1
+    assert captures(plan_of(31, []), [(0, 31)], True, 32) == []
+    assert len(captures(plan_of(32, []), [(0, 32)], True, 32)) == 1
 
 
 def test_plan_of_fills_the_gaps() -> None:

@@ -16,7 +16,7 @@ from kvcmas.engines.transformers import Cancellation, SamplingParams
 from kvcmas.errors import CancelledError
 from kvcmas.methods.donors import Found
 from kvcmas.methods.fullshared import FullShared
-from kvcmas.methods.library import DonorLibrary
+from kvcmas.methods.kv_library import KVLibrary
 from kvcmas.workflow.plan import Plan, Reuse
 from kvcmas.workflow.prompt import Prompt
 
@@ -120,7 +120,7 @@ class TestCancelled:
         assert len(team.library.store.infos()) == 1
 
 
-class Forgetting(DonorLibrary):
+class Forgetting(KVLibrary):
     """Loses every segment between look-up and use."""
 
     def find(self, prompt: Prompt) -> Found:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvcmas.methods.kvcmas.book import Pair
+from kvcmas.methods.kvcmas.pair import Pair
 
 from .kvcmas_team import KvcmasTeam, approximate, document, first_reads, prompt_of, teach
 from .team import reused

@@ -13,7 +13,7 @@ from kvcmas.engines.transformers import Cancellation, SamplingParams
 from kvcmas.errors import CancelledError, PromptError
 from kvcmas.methods.base import Outcome
 from kvcmas.methods.donors import Found
-from kvcmas.methods.kvcmas.book import Pair
+from kvcmas.methods.kvcmas.pair import Pair
 from kvcmas.workflow.plan import Plan
 from kvcmas.workflow.prompt import Prompt
 

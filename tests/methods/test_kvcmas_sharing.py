@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kvcmas.methods.kvcmas.book import Pair
+from kvcmas.methods.kvcmas.pair import Pair
 from kvcmas.workflow.prompt import Prompt
 
 from ..engines.tiny import random_ids

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from kvcmas.methods.donors import Donor, Run
-from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
+from kvcmas.methods.kvcmas.book import CorrectionBook
+from kvcmas.methods.kvcmas.chosen import Chosen
 from kvcmas.methods.kvcmas.config import DIALS
-from kvcmas.methods.kvcmas.requests import Chosen
+from kvcmas.methods.kvcmas.observation import Observation
+from kvcmas.methods.kvcmas.pair import Pair
 from kvcmas.methods.kvcmas.selection import SHORT, head_of
-from kvcmas.methods.kvcmas.trust import short_pair
+from kvcmas.methods.kvcmas.shorts import Counts, short_pair
 from kvcmas.store.info import SegmentInfo
 
 from ..engines.tiny import random_ids
@@ -80,8 +82,8 @@ class TestShortRuns:
         for number, scored in enumerate(served):
             assert scored.record.exact
             assert team.agrees(scored, prompt_of("b", document(number, TOKENS)))
-        state = team.kvcmas.book().pairs[AB]
-        assert (state.tried, state.failed) == (4, 4)
+        counts = team.kvcmas.planner.shorts("").counts(AB)
+        assert counts == Counts(tried=4, failed=4, refused=18)
 
     def test_of_other_pairs_and_long_runs_are_not_concerned(self, device: torch.device) -> None:
         team = KvcmasTeam(device, tolerance=0.0)
@@ -96,15 +98,15 @@ class TestShortRuns:
 
     def test_stay_trusted_while_most_agree(self, device: torch.device) -> None:
         team = KvcmasTeam(device)
-        book = team.kvcmas.book()
+        shorts = team.kvcmas.planner.shorts("")
         for number in range(4):
             assert not read(team, number).record.exact
-        assert (book.pairs[AB].tried, book.pairs[AB].failed) == (4, 0)
+        assert shorts.counts(AB) == Counts(tried=4, failed=0)
         for _ in range(4):
-            book.see_short(AB, failed=True)
+            shorts.see(AB, failed=True)
         assert not read(team, 10).record.exact  # half of them: not more failures than successes
         for _ in range(3):
-            book.see_short(AB, failed=True)
+            shorts.see(AB, failed=True)
         assert refusals(read(team, 11))
 
     def test_of_a_heads_length_are_no_failures(self, device: torch.device) -> None:
@@ -115,13 +117,12 @@ class TestShortRuns:
             runs = [span for span in reused(record) if not span.exact]
             assert record.exact
             assert {(span.head, span.reused) for span in runs} == {(8, 0)}
-        state = team.kvcmas.book().pairs.get(AB)
-        assert state is None or (state.tried, state.failed) == (0, 0)
+        assert team.kvcmas.planner.shorts("").counts(AB) == Counts()
         assert not refusals(read(team, 4))
 
     def test_one_failure_is_no_pattern(self, device: torch.device) -> None:
         team = KvcmasTeam(device)
-        team.kvcmas.book().see_short(AB, failed=True)
+        team.kvcmas.planner.shorts("").see(AB, failed=True)
         assert not refusals(read(team, 0))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvcmas.methods.kvcmas.book import Pair
+from kvcmas.methods.kvcmas.pair import Pair
 
 from .kvcmas_team import KvcmasTeam, approximate, document, first_reads, prompt_of, teach
 from .team import reused

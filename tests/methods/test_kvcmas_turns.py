@@ -8,8 +8,8 @@ import torch
 
 from kvcmas.core.deviation import relative_deviation
 from kvcmas.core.lowrank import LowRank
-from kvcmas.methods.kvcmas.book import Pair
 from kvcmas.methods.kvcmas.derived import Second
+from kvcmas.methods.kvcmas.pair import Pair
 
 from ..engines.tiny import random_ids
 from .kvcmas_team import ROLES, KvcmasTeam, approximate, document, prompt_of, teach

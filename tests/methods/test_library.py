@@ -16,7 +16,7 @@ from kvcmas.core.rope import Rope
 from kvcmas.core.segment import SegmentKV
 from kvcmas.errors import ConfigError, PlanError
 from kvcmas.methods.base import Outcome
-from kvcmas.methods.library import DonorLibrary
+from kvcmas.methods.kv_library import KVLibrary
 from kvcmas.store.info import Put
 from kvcmas.workflow.prompt import Prompt
 
@@ -29,8 +29,8 @@ NAMES = count()
 ROLE, DOCUMENT, TASK = random_ids(40, 1), random_ids(100, 2), random_ids(30, 3)
 
 
-def library(budget: int = 1 << 20, **options: Any) -> DonorLibrary:
-    return DonorLibrary(INFO, budget, **options)
+def library(budget: int = 1 << 20, **options: Any) -> KVLibrary:
+    return KVLibrary(INFO, budget, **options)
 
 
 def prompt(ids: list[int], agent: str = "a", tenant: str = "") -> Prompt:
@@ -38,7 +38,7 @@ def prompt(ids: list[int], agent: str = "a", tenant: str = "") -> Prompt:
 
 
 def keep(
-    shelves: DonorLibrary,
+    shelves: KVLibrary,
     ids: list[int],
     start: int = 0,
     *,
@@ -136,7 +136,7 @@ class TestFind:
 
 
 class TestOwn:
-    def own(self, shelves: DonorLibrary, ids: list[int], agent: str = "a") -> list[bool]:
+    def own(self, shelves: KVLibrary, ids: list[int], agent: str = "a") -> list[bool]:
         runs = shelves.find(prompt(ids, agent)).runs
         return [donor.own for run in runs for donor in run.sources]
 

@@ -14,6 +14,7 @@ from kvcmas.cli.doctor import doctor
 from kvcmas.cli.methods import methods
 from kvcmas.cli.output import ERROR_STATUS, ErrorReportingGroup
 from kvcmas.cli.run import run
+from kvcmas.cli.serve import serve
 from kvcmas.errors import KvcmasError
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ def _root(
 
 app.command()(demo)
 app.command()(run)
+app.command()(serve)
 app.command()(doctor)
 app.command()(methods)
 app.add_typer(bench, name="bench")

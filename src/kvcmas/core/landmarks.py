@@ -19,6 +19,7 @@ _PARTS = 24
 _EVERY = 4
 _RIDGE = 1e-3
 _MIN_TOKENS = 500
+_FAR_TERMS = 3  # the last columns: far, its square, a constant
 
 
 class LandmarkModel:
@@ -63,12 +64,29 @@ class LandmarkModel:
 
     def predict(self, features: Features, distance: Tensor) -> Tensor:
         """Expected log energy of each token, `[tokens]` float32; higher is more worth computing."""
-        if self._moments is None:
-            return torch.zeros(len(features), device=features.window.device)
-        weights = self._weights
+        weights = self._solved()
         if weights is None:
-            weights = self._weights = solve_ridge(self._moments, _RIDGE)[0].float()
+            return torch.zeros(len(features), device=features.window.device)
         return (self._matrix(features, distance)[0] @ weights).squeeze(-1)
+
+    def terms(self, features: Features) -> tuple[Tensor, float, float]:
+        """`predict` without the distance: `base` `[tokens]` float32, `far`, `far_squared`.
+
+        At a distance of d tokens, with f = log(max(d, 0) + 8), the prediction for token t is
+        `base[t] + far * f + far_squared * f * f`.
+        """
+        weights = self._solved()
+        if weights is None:
+            return torch.zeros(len(features), device=features.window.device), 0.0, 0.0
+        zeros = torch.zeros(len(features), device=features.window.device)
+        own = self._matrix(features, zeros)[0, :, :-_FAR_TERMS] @ weights[:-_FAR_TERMS]
+        far, far_squared, constant = weights[-_FAR_TERMS:].flatten().tolist()
+        return own.squeeze(-1) + constant, far, far_squared
+
+    def _solved(self) -> Tensor | None:
+        if self._weights is None and self._moments is not None:
+            self._weights = solve_ridge(self._moments, _RIDGE)[0].float()
+        return self._weights
 
     def _matrix(self, features: Features, distance: Tensor) -> Tensor:
         far = torch.log(distance.float().clamp_min(0) + 8)[:, None]

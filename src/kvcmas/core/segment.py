@@ -12,6 +12,7 @@ Keys are stored as the model computed them: after QK-norm and after rotation at 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,10 @@ class SegmentKV:
         """Bytes that the tensors of this segment occupy."""
         tensors = (self.keys, self.values, self.token_ids, self.positions)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def tokens(self) -> Any:
+        """Token ids on the CPU: a numpy array, `[tokens]` int64."""
+        return self.token_ids.cpu().numpy()
 
     def slice(self, start: int, stop: int) -> SegmentKV:
         """Tokens `[start, stop)` as views on the same memory.

@@ -8,9 +8,10 @@ from typing import ClassVar
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.methods.description import MethodDescription
 from kvcmas.methods.donors import Donor, Found, Run
-from kvcmas.methods.library import DonorLibrary
+from kvcmas.methods.kv_library import KVLibrary
 from kvcmas.methods.library_method import LibraryMethod
 from kvcmas.methods.options import check_int
+from kvcmas.methods.pinning import pin, reuse_prefix
 from kvcmas.workflow.plan import Reuse
 from kvcmas.workflow.prompt import Prompt
 
@@ -47,7 +48,7 @@ class FullShared(LibraryMethod):
     def __init__(self, info: ModelInfo, config: FullSharedConfig | None = None) -> None:
         self.config = config or FullSharedConfig()
         super().__init__(
-            DonorLibrary(
+            KVLibrary(
                 info,
                 self.config.budget_bytes,
                 self.config.min_length,
@@ -58,7 +59,7 @@ class FullShared(LibraryMethod):
     def reuse(self, prompt: Prompt, found: Found) -> tuple[list[Reuse], list[str]]:
         """The prefix, and each run from its best donor that is still here."""
         notes: list[str] = []
-        spans = self.reuse_prefix(prompt, found, notes)
+        spans = reuse_prefix(self.library, prompt, found, notes)
         if prompt.dial == EXACT_DIAL:
             if found.runs:
                 notes.append("the dial is exact: stored runs are computed")
@@ -74,7 +75,9 @@ class FullShared(LibraryMethod):
     def _pinned(self, prompt: Prompt, run: Run, notes: list[str]) -> Donor | None:
         # Newest first among those that are equally good.
         best = sorted(run.sources, key=lambda donor: (not donor.own, not donor.info.exact))
-        return next((donor for donor in best if self.pin(prompt, donor.segment, notes)), None)
+        return next(
+            (donor for donor in best if pin(self.library, prompt, donor.segment, notes)), None
+        )
 
 
 DESCRIPTION = MethodDescription(

@@ -1,6 +1,8 @@
-"""The donors of all tenants: looking up, pinning, capturing.
+"""The donors of all tenants: looking up, pinning, adding.
 
-    find -> pin -> (the engine fills and computes) -> release -> capture
+    find -> pin -> (the engine fills and computes) -> release -> add
+
+What is held of a donor is its KV (`kv_library`) or, where that lies elsewhere, its tokens.
 
 One byte budget for all tenants, and indexes for each: a look-up sees the segments of its own
 tenant only, names of segments are random, and a tenant that holds nothing leaves no trace.
@@ -14,38 +16,36 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Generic
 
-from kvcmas.core.model_info import ModelInfo
-from kvcmas.core.segment import SegmentKV
-from kvcmas.errors import KvcmasError
-from kvcmas.methods.base import Outcome
+from kvcmas.errors import InputError, KvcmasError
 from kvcmas.methods.donors import Donor, Found, PrefixHit, Run
 from kvcmas.methods.gathering import LONG, core_of, gather
+from kvcmas.methods.losses import Losses
 from kvcmas.methods.options import check_int
 from kvcmas.methods.ownership import Ownership
 from kvcmas.methods.pins import Pins
 from kvcmas.methods.shelf import Shelf
+from kvcmas.store.content import ContentT
 from kvcmas.store.info import Put, SegmentInfo
 from kvcmas.store.segments import SegmentStore
 from kvcmas.workflow.matching import Match
 from kvcmas.workflow.prefix_index import prefix_hash
 from kvcmas.workflow.prompt import Prompt, TokenIds
 
-_REMEMBERED = 256  # tenants whose last loss is remembered, to be told in notes
 
-
-class DonorLibrary:
+class DonorLibrary(Generic[ContentT]):
     """Segments of one model under a byte budget. Safe to use from many threads.
 
     Args:
-        info: the model that all KV belongs to.
         budget_bytes: most bytes of KV that are held, for all tenants together.
         min_length: shortest run in tokens that is reused or captured.
         min_prefix: shortest exact prefix in tokens that is reused.
         runs: whether runs at any offset are found, or exact prefixes only.
+        tenant_bytes: most bytes of KV that are held for one tenant; `None` for no quota. A tenant
+            at its quota evicts its own segments, so it cannot push out those of others.
 
     Raises:
         ConfigError: a value out of range.
@@ -53,25 +53,26 @@ class DonorLibrary:
 
     def __init__(
         self,
-        info: ModelInfo,
         budget_bytes: int,
         min_length: int = 32,
         *,
         min_prefix: int = 16,
         runs: bool = True,
+        tenant_bytes: int | None = None,
     ) -> None:
         check_int("budget_bytes", budget_bytes, 0)
         check_int("min_length", min_length, 1)
         check_int("min_prefix", min_prefix, 1)
-        self.info = info
+        if tenant_bytes is not None:
+            check_int("tenant_bytes", tenant_bytes, 0)
         self.min_length = min_length
         self.min_prefix = min_prefix
-        self.store = SegmentStore(budget_bytes)
+        self.store: SegmentStore[ContentT] = SegmentStore(budget_bytes, tenant_bytes)
         self._runs = runs
         self._pins = Pins(self.store)
         self._shelves: dict[str, Shelf] = {}
         self._tenants: dict[str, str] = {}
-        self._losses: OrderedDict[str, str] = OrderedDict()
+        self._losses = Losses(self.store)
         # Held while segments come and go, so that store and indexes agree; a look-up goes
         # without, and a segment that leaves meanwhile is noticed when it is pinned.
         self._writing = threading.Lock()
@@ -80,7 +81,9 @@ class DonorLibrary:
         """What is stored of a prompt; linear in its tokens, and pins nothing."""
         shelf = self._shelves.get(prompt.tenant)
         if shelf is None:
-            return Found(notes=self._notes(prompt, "nothing is stored for this tenant"))
+            return Found(
+                notes=self._losses.notes(prompt.tenant, "nothing is stored for this tenant")
+            )
         prefix = self._prefix(prompt, shelf)
         # Neither position 0 (see above) nor the last token, which gives the first logits.
         first = max(1, prefix.length if prefix else 0)
@@ -93,28 +96,31 @@ class DonorLibrary:
         notes: tuple[str, ...] = ()
         rest = len(prompt) - 1 - first
         if not runs and (prefix is None or (self._runs and rest >= self.min_length)):
-            notes = self._notes(prompt, self._missed(prefix))
+            notes = self._losses.notes(prompt.tenant, self._missed(prefix))
         return Found(prefix, runs, notes)
 
     def pin(self, request_id: str, segments: Iterable[str]) -> frozenset[str]:
         """Hold segments until `release(request_id)`; returns those that are still here."""
         return self._pins.hold(request_id, segments)
 
-    def release(self, request_id: str) -> None:
-        """Give back all pins of a request, if it has any."""
-        self._pins.release(request_id)
+    def release(self, request_id: str) -> frozenset[str]:
+        """Give back all pins of a request, if it has any.
+
+        Returns the segments that were removed while they were pinned and are gone for good now.
+        """
+        return self._pins.release(request_id)
 
     def pinned(self) -> int:
         """Number of segments that requests in flight hold."""
         return len(self._pins)
 
-    def kv(self, segment: str) -> SegmentKV:
-        """KV of a segment, preferably pinned.
+    def content(self, segment: str) -> ContentT:
+        """What is held of a segment, preferably a pinned one.
 
         Raises:
             PlanError: no such segment is here.
         """
-        return self._pins.kv(segment)
+        return self._pins.content(segment)
 
     def segment_info(self, segment: str) -> SegmentInfo | None:
         """What is known of a segment; `None` if it is not here."""
@@ -124,13 +130,14 @@ class DonorLibrary:
         """The segments of one tenant, oldest first."""
         return [info for info in self.store.infos() if info.tenant == tenant]
 
-    def capture(
+    def add(
         self,
         prompt: Prompt,
-        outcome: Outcome,
+        token_ids: TokenIds,
         start: int,
         stop: int,
         exact: bool,
+        content: ContentT,
         *,
         copies: bool = False,
     ) -> Put:
@@ -138,25 +145,30 @@ class DonorLibrary:
 
         Nothing is stored when all of its tokens are in a stored donor that is at least as exact
         (`reason` says so). When it continues an older beginning of the same agent's, that one is
-        dropped.
+        dropped, and named as `continued`.
 
         Args:
+            token_ids: `[tokens]` int64 of the prompt and of what was generated.
             exact: the KV is what a full prefill gives.
+            content: what to hold of these positions; it is cloned.
             copies: donors of other agents do not count as the same text, so that the KV of
                 several agents is kept (never for beginnings: they do not depend on the agent).
+
+        Raises:
+            InputError: the content has another length.
         """
-        ids: TokenIds = outcome.kv.token_ids[:stop].cpu().numpy()
-        text, is_prefix = ids[start:], exact and start == 0
+        if len(content) != stop - start:
+            raise InputError(f"positions [{start}, {stop}) got content of {len(content)} tokens")
+        text, is_prefix = token_ids[start:stop], exact and start == 0
         info = SegmentInfo(
             agent=prompt.agent,
             tenant=prompt.tenant,
             start=start,
-            prefix=prefix_hash(ids[:start]),
+            prefix=prefix_hash(token_ids[:start]),
             exact=exact,
             generated=max(len(prompt) - start, 0) if stop > len(prompt) else None,
             id=secrets.token_hex(8),
         )
-        segment = outcome.kv.slice(start, stop)
         with self._writing:
             shelf = self._shelves.get(prompt.tenant) or Shelf(self.min_length, self._runs)
             holder = self._holder(shelf, text, info, copies)
@@ -165,14 +177,16 @@ class DonorLibrary:
             shorter = self._continued(shelf, text, info) if is_prefix else None
             if shorter is not None and (held := self.store.info(shorter)) is not None:
                 info = replace(info, created=held.created)
-            put = self.store.put(segment, info)
-            self._forget(put.evicted)
+            put = self.store.put(content, info)
+            for evicted in put.evicted:
+                self._losses.evicted(self._unlist(evicted))
             if put.id is None:
-                self._lost(prompt.tenant, put.reason)
+                self._losses.refused(prompt.tenant, put.reason)
                 return put
             self._list(put.id, shelf, text, prompt.tenant, is_prefix)
             if shorter is not None and self.store.remove(shorter):
                 self._unlist(shorter)
+                return replace(put, continued=shorter)
             return put
 
     def drop(self, segment: str) -> bool:
@@ -218,9 +232,9 @@ class DonorLibrary:
         if len(match) < LONG:
             return match
         holders = [
-            (source, kv.token_ids.cpu().numpy())
+            (source, held.tokens())
             for source in shelf.sources(core_of(match, ids))
-            if (kv := self.store.get(source.segment)) is not None
+            if (held := self.store.get(source.segment)) is not None
         ]
         return gather(match, ids, holders) if len(holders) > len(match.sources) else match
 
@@ -271,11 +285,6 @@ class DonorLibrary:
             return None
         return hit[0] if len(segment) == hit[1] else None
 
-    def _forget(self, evicted: tuple[str, ...]) -> None:
-        for name in evicted:
-            tenant = self._unlist(name)
-            self._lost(tenant, f"segments left to keep the budget of {self.store.budget} bytes")
-
     def _list(self, name: str, shelf: Shelf, text: TokenIds, tenant: str, is_prefix: bool) -> None:
         shelf.add(name, text, is_prefix)
         self._shelves[tenant] = shelf
@@ -288,13 +297,3 @@ class DonorLibrary:
         if not shelf:
             del self._shelves[tenant]
         return tenant
-
-    def _lost(self, tenant: str, reason: str) -> None:
-        self._losses[tenant] = reason
-        self._losses.move_to_end(tenant)
-        if len(self._losses) > _REMEMBERED:
-            self._losses.popitem(last=False)
-
-    def _notes(self, prompt: Prompt, what: str) -> tuple[str, ...]:
-        loss = self._losses.get(prompt.tenant)
-        return (f"{what}: computed",) + ((f"before: {loss}",) if loss else ())

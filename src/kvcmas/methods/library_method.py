@@ -1,4 +1,4 @@
-"""What methods on a `DonorLibrary` have in common: pins, moved donors, capture."""
+"""What methods on a `KVLibrary` have in common: plans, moved donors, capture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvcmas.core.segment import SegmentKV
 from kvcmas.methods.base import Method, Outcome
 from kvcmas.methods.captures import captures
 from kvcmas.methods.donors import Found
-from kvcmas.methods.library import DonorLibrary
+from kvcmas.methods.kv_library import KVLibrary
 from kvcmas.methods.move import fill_moved
 from kvcmas.methods.tiling import plan_of
 from kvcmas.workflow.plan import Plan, Reuse
@@ -18,7 +18,7 @@ from kvcmas.workflow.prompt import Prompt
 class LibraryMethod(Method):
     """A method that says what is reused of what its library finds; see `reuse`."""
 
-    def __init__(self, library: DonorLibrary) -> None:
+    def __init__(self, library: KVLibrary) -> None:
         self.library = library
         self._plans: dict[str, Plan] = {}
 
@@ -45,19 +45,5 @@ class LibraryMethod(Method):
         self.library.release(prompt.request_id)
         if plan is None or outcome is None:
             return
-        for part in captures(plan, outcome, self.library.min_length):
+        for part in captures(plan, outcome.computed, outcome.exact, self.library.min_length):
             self.library.capture(prompt, outcome, part.start, part.stop, part.exact)
-
-    def pin(self, prompt: Prompt, segment: str, notes: list[str]) -> bool:
-        """Pin a donor for the request; if it has left since it was found, note that."""
-        if self.library.pin(prompt.request_id, [segment]):
-            return True
-        notes.append(f"segment {segment} left the store after it was found")
-        return False
-
-    def reuse_prefix(self, prompt: Prompt, found: Found, notes: list[str]) -> list[Reuse]:
-        """The exact prefix as a span, if there is one."""
-        hit = found.prefix
-        if hit is None or not self.pin(prompt, hit.segment, notes):
-            return []
-        return [Reuse(0, hit.length, hit.segment, 0, exact=True)]

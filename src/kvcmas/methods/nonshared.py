@@ -8,9 +8,10 @@ from typing import ClassVar
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.methods.description import MethodDescription
 from kvcmas.methods.donors import Found
-from kvcmas.methods.library import DonorLibrary
+from kvcmas.methods.kv_library import KVLibrary
 from kvcmas.methods.library_method import LibraryMethod
 from kvcmas.methods.options import check_int
+from kvcmas.methods.pinning import reuse_prefix
 from kvcmas.workflow.plan import Reuse
 from kvcmas.workflow.prompt import Prompt
 
@@ -43,13 +44,13 @@ class NonShared(LibraryMethod):
         self.config = config or NonSharedConfig()
         least = self.config.min_prefix
         super().__init__(
-            DonorLibrary(info, self.config.budget_bytes, least, min_prefix=least, runs=False)
+            KVLibrary(info, self.config.budget_bytes, least, min_prefix=least, runs=False)
         )
 
     def reuse(self, prompt: Prompt, found: Found) -> tuple[list[Reuse], list[str]]:
         """The prefix alone."""
         notes: list[str] = []
-        return self.reuse_prefix(prompt, found, notes), notes
+        return reuse_prefix(self.library, prompt, found, notes), notes
 
 
 DESCRIPTION = MethodDescription(

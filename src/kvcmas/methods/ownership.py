@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from kvcmas.store.info import SegmentInfo
@@ -13,7 +15,7 @@ from kvcmas.workflow.prompt import Prompt
 class Ownership:
     """Tells whether a donor's KV was computed behind the prompt's very own tokens."""
 
-    def __init__(self, prompt: Prompt, store: SegmentStore) -> None:
+    def __init__(self, prompt: Prompt, store: SegmentStore[Any]) -> None:
         self._prompt = prompt
         self._store = store
         self._hashes: dict[int, str] = {}
@@ -31,5 +33,5 @@ class Ownership:
         segment = self._store.get(name)
         if segment is None:
             return False
-        stored = segment.token_ids[:offset].cpu().numpy()
+        stored = segment.tokens()[:offset]
         return bool(np.array_equal(stored, self._prompt.token_ids[start : start + offset]))

@@ -5,25 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic
 
-from kvcmas.core.segment import SegmentKV
 from kvcmas.errors import KvcmasError, PlanError
+from kvcmas.store.content import ContentT
 from kvcmas.store.segments import SegmentStore
 
 
 @dataclass(slots=True)
-class _Held:
-    segment: SegmentKV
+class _Held(Generic[ContentT]):
+    segment: ContentT
     requests: int = 0
 
 
-class Pins:
+class Pins(Generic[ContentT]):
     """Pins on the segments of a store, by request; a request pins a segment once."""
 
-    def __init__(self, store: SegmentStore) -> None:
+    def __init__(self, store: SegmentStore[ContentT]) -> None:
         self._store = store
         self._requests: dict[str, set[str]] = {}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Held[ContentT]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -46,18 +47,21 @@ class Pins:
                 self._requests[request_id] = mine
         return frozenset(got)
 
-    def release(self, request_id: str) -> None:
-        """Unpin whatever a request holds."""
+    def release(self, request_id: str) -> frozenset[str]:
+        """Unpin whatever a request holds; returns removed segments that went with it."""
+        gone: set[str] = set()
         with self._lock:
             for name in self._requests.pop(request_id, ()):
                 held = self._held[name]
                 held.requests -= 1
                 if not held.requests:
                     del self._held[name]
-                self._store.unpin(name)
+                if self._store.unpin(name):
+                    gone.add(name)
+        return frozenset(gone)
 
-    def kv(self, name: str) -> SegmentKV:
-        """KV of a held segment (also one that was removed meanwhile), or of a stored one.
+    def content(self, name: str) -> ContentT:
+        """What a held segment holds (also one that was removed meanwhile), or a stored one.
 
         Raises:
             PlanError: there is no such segment.

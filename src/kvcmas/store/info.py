@@ -37,8 +37,11 @@ class Put:
 
     id: name of the stored segment; `None` when it was not stored, and `reason` says why.
     evicted: segments that left to make room; drop them from every index.
+    continued: the segment, removed now, whose tokens are the first ones of the stored one; set
+        by those who know of such a thing (`DonorLibrary.add`).
     """
 
     id: str | None
     evicted: tuple[str, ...] = ()
     reason: str = ""
+    continued: str | None = None

@@ -6,35 +6,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from kvcmas.engines.record import SpanRecord
+
+__all__ = ["RECORD_VERSION", "RequestRecord", "SpanRecord"]
+
 RECORD_VERSION: Literal[1] = 1
-
-
-class SpanRecord(BaseModel):
-    """What happened to one span of the plan; lengths in tokens.
-
-    head: tokens at the front of a reused span that were computed.
-    landmarks: single tokens behind its head that were computed too.
-    deviation: relative deviation measured last at the head's end, `None` when nothing was
-        measured.
-    notes: why the head was lengthened or the span computed, in words.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    start: int
-    stop: int
-    kind: Literal["compute", "reuse"]
-    computed: int
-    reused: int
-    segment: str | None = None
-    offset: int | None = None
-    correction: str | None = None
-    exact: bool = False
-    head: int = 0
-    landmarks: int = 0
-    deviation: float | None = None
-    tolerance: float | None = None
-    notes: tuple[str, ...] = ()
 
 
 class RequestRecord(BaseModel):

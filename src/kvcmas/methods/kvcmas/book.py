@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,8 @@ from kvcmas.core.learner import LearnerConfig, PairLearner
 from kvcmas.core.lowrank import LowRank, factorise
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.methods.kvcmas.config import KvcmasConfig
+from kvcmas.methods.kvcmas.observation import Observation
+from kvcmas.methods.kvcmas.pair import Pair
 
 _WAITING_TOKENS = 6000
 _AUDIT_MEMORY = 0.8  # weight of what was measured before, in the running mean
@@ -24,62 +25,17 @@ _AUDIT_TOKENS = 64  # shortest run that says something of a pair
 _HEAD = 16  # tokens nearer to the role prefix are always computed: nothing to learn or measure
 
 
-class Pair(NamedTuple):
-    """Whose KV is corrected for whom; `other`: the second exact reader, or empty."""
-
-    donor: str
-    reader: str
-    other: str = ""
-
-    @property
-    def name(self) -> str:
-        """As in plans and records: `planner>critic`, `planner+analyst>critic`."""
-        return f"{self.donor}+{self.other}>{self.reader}" if self.other else ">".join(self[:2])
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """A run of tokens that a reader computed exactly, beside its donor.
-
-    channels, deviation: `[layers, tokens, channels]` float32, the donor's and the difference.
-    window: `[tokens, 3 * channels]`. distance: `[tokens]`, from the end of the role prefix.
-    other: `[layers, tokens, channels]`, another exact reader's deviation, or `None`.
-    whole: these are all the tokens that could have been reused, not the first ones alone.
-    """
-
-    pair: Pair
-    channels: Tensor
-    window: Tensor
-    distance: Tensor
-    deviation: Tensor
-    other: LowRank | None = None
-    whole: bool = False
-
-    def __len__(self) -> int:
-        return self.channels.shape[1]
-
-    @property
-    def finite(self) -> bool:
-        """Neither the reader's KV nor the donor's holds an infinite value or none at all."""
-        return bool(self.deviation.isfinite().all())
-
-
 @dataclass(eq=False)
 class PairState:
     """What is known of one pair.
 
-    seen: tokens learned from. tried, failed: short runs that were to be reused, and how many of
-    these were computed after all because their head disagreed; refused: those not tried.
-    audits: whole runs measured; audited, blind: running means of their
+    seen: tokens learned from. audits: whole runs measured; audited, blind: running means of their
     relative deviation with the correction and without, behind the tokens that a head covers.
     """
 
     learner: PairLearner
     landmarks: LandmarkModel
     seen: int = 0
-    tried: int = 0
-    failed: int = 0
-    refused: int = 0
     audits: int = 0
     audited: float | None = None
     blind: float | None = None
@@ -95,6 +51,7 @@ class CorrectionBook:
     distances: AgentDistances = field(default_factory=AgentDistances)
     pairs: dict[Pair, PairState] = field(default_factory=dict)
     other_bases: dict[Pair, Tensor] = field(default_factory=dict)
+    _numbers: dict[Pair, int] = field(default_factory=dict)
     _sample: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _waiting: list[Observation] = field(default_factory=list)
     _others: dict[Pair, list[Tensor]] = field(default_factory=dict)
@@ -164,18 +121,16 @@ class CorrectionBook:
         with self._lock:
             self.distances.observe(donor, reader, deviation, channels)
 
-    def see_short(self, pair: Pair, failed: bool) -> None:
-        """Remember whether a short run of the pair could be reused."""
+    def meet(self, pair: Pair) -> int:
+        """The pair's number, in the order in which the tenant's traffic shows them."""
         with self._lock:
-            state = self.state(pair)
-            state.tried += 1
-            state.failed += failed
+            return self._numbers.setdefault(pair, len(self._numbers))
 
     def state(self, pair: Pair) -> PairState:
         """The state of a pair, made empty when it is new."""
         with self._lock:
             if pair not in self.pairs:
-                seed = self.config.seed + len(self.pairs)
+                seed = self.config.seed + self.meet(pair)
                 learner = LearnerConfig(
                     rank=self.config.rank,
                     hidden=self.config.hidden,

@@ -10,8 +10,8 @@ from kvcmas.core.features import Features
 from kvcmas.core.lowrank import LowRank
 from kvcmas.core.segment import SegmentKV
 from kvcmas.methods.donors import Donor
+from kvcmas.methods.kv_library import KVLibrary
 from kvcmas.methods.kvcmas.book import CorrectionBook
-from kvcmas.methods.library import DonorLibrary
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Second:
 class Derived:
     """By name of the donor. Safe to use from many threads."""
 
-    def __init__(self, library: DonorLibrary) -> None:
+    def __init__(self, library: KVLibrary) -> None:
         self._library = library
         self._features: dict[str, Features] = {}
         self._seconds: dict[str, tuple[Second, ...]] = {}
@@ -52,6 +52,17 @@ class Derived:
             with self._lock:
                 self._features[name] = features
         return features
+
+    def features_of(self, name: str, book: CorrectionBook) -> Features | None:
+        """The same of a donor in the library, preferably a pinned one.
+
+        Raises:
+            PlanError: it is needed, and not here.
+        """
+        if book.basis is None:
+            return None
+        held = self._features.get(name)
+        return held if held is not None else self.features(name, self._library.kv(name), book)
 
     def second(self, donor: Donor, length: int) -> Second | None:
         """A second exact reader of the donor's `length` tokens from its offset on."""

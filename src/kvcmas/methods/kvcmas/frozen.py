@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from kvcmas.core.lowrank import LowRank, factorise
-from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
+from kvcmas.methods.kvcmas.book import CorrectionBook
+from kvcmas.methods.kvcmas.observation import Observation
+from kvcmas.methods.kvcmas.pair import Pair
 
 
 @dataclass

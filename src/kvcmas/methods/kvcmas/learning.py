@@ -1,81 +1,54 @@
-"""What a finished request teaches: the reader's exact KV of a run, beside its donor's.
-
-exact request         |  exact prefix  |        run        |      run      |
-approximate request   |  exact prefix  | head |   reused   |     reused    |
-learned from                           [------)                              heads of first runs
-"""
+"""What a finished request teaches: the reader's exact KV of a run, beside its donor's."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from kvcmas.core.channels import to_channels
-from kvcmas.core.features import windows_of
 from kvcmas.methods.base import Outcome
-from kvcmas.methods.captures import exact_end
-from kvcmas.methods.kvcmas.book import CorrectionBook, Observation, Pair
+from kvcmas.methods.kv_library import KVLibrary
+from kvcmas.methods.kvcmas.book import CorrectionBook
+from kvcmas.methods.kvcmas.chosen import Chosen
 from kvcmas.methods.kvcmas.config import KvcmasConfig
 from kvcmas.methods.kvcmas.derived import Derived, Second
-from kvcmas.methods.kvcmas.requests import Chosen, InFlight
-from kvcmas.methods.kvcmas.trust import is_short, learnable, short_pair
-from kvcmas.methods.library import DonorLibrary
+from kvcmas.methods.kvcmas.lessons import Lesson, lessons_of
+from kvcmas.methods.kvcmas.observation import Observation, observation
+from kvcmas.methods.kvcmas.requests import InFlight
+from kvcmas.methods.kvcmas.shorts import short_outcomes
 
 
 class Learning:
     """Turns finished requests into observations for a tenant's book."""
 
-    def __init__(self, config: KvcmasConfig, library: DonorLibrary, derived: Derived) -> None:
+    def __init__(self, config: KvcmasConfig, library: KVLibrary, derived: Derived) -> None:
         self._config = config
         self._library = library
         self._derived = derived
 
     def learn(self, outcome: Outcome, state: InFlight, book: CorrectionBook) -> None:
         """Observe every run as far as it was computed exactly; its donor must be pinned."""
-        self._see_short(outcome, state, book)
-        end = exact_end(state.plan, outcome)
-        for chosen in state.chosen.values():
-            stop = chosen.run.stop if outcome.exact else min(chosen.run.stop, end)
-            if stop <= chosen.run.start or not learnable(chosen, self._config):
+        chosen, computed = state.chosen.values(), outcome.computed
+        for pair, _ in short_outcomes(state.plan, chosen, computed):
+            book.meet(pair)
+        for lesson in lessons_of(state.plan, chosen, computed, outcome.exact, self._config):
+            seen = self._observation(outcome, lesson)
+            book.observe(seen)
+            if not seen.whole or not seen.finite:
                 continue
-            observation = self._observation(outcome, chosen, stop)
-            book.observe(observation)
-            if not observation.whole or not observation.finite:
-                continue
-            self._compare_others(outcome, chosen, book)
-            if self._config.exact_readers > 1 and chosen.donor.info.exact:
-                self._learn_second(chosen, observation, book)
+            self._compare_others(outcome, lesson.chosen, book)
+            if self._config.exact_readers > 1 and lesson.chosen.donor.info.exact:
+                self._learn_second(lesson.chosen, seen, book)
 
-    def _see_short(self, outcome: Outcome, state: InFlight, book: CorrectionBook) -> None:
-        """Which short runs were reused as planned, and which were computed after all."""
-        for span in state.plan.reused():
-            chosen = state.chosen.get(span.start)
-            if chosen is None or chosen.donor.own or not is_short(chosen):
-                continue
-            if span.head.length >= len(span):  # computed by plan: neither agreed nor failed
-                continue
-            computed = any(
-                start <= span.start and span.stop <= stop for start, stop in outcome.computed
-            )
-            book.see_short(short_pair(chosen), failed=computed)
-
-    def _observation(self, outcome: Outcome, chosen: Chosen, stop: int) -> Observation:
-        run, donor = chosen.run, chosen.donor
-        rope = self._library.info.rope
-        reader = outcome.kv.slice(run.start, stop)
-        kv = self._library.kv(donor.segment)
-        # Two tokens more to the left, where there are any, for the layer-0 window.
-        lead = min(2, donor.offset)
-        used = kv.slice(donor.offset - lead, donor.offset + stop - run.start)
-        channels = to_channels(rope, used)
-        window = windows_of(channels[0])[lead:]
-        channels = channels[:, lead:]
-        return Observation(
-            Pair(chosen.pair.donor, chosen.pair.reader),
-            channels,
-            window,
-            reader.positions[0] - chosen.origin,
-            to_channels(rope, reader) - channels,
-            whole=stop == run.stop,
+    def _observation(self, outcome: Outcome, lesson: Lesson) -> Observation:
+        chosen = lesson.chosen
+        return observation(
+            self._library.info.rope,
+            chosen.pair.plain,
+            outcome.kv.slice(lesson.start, lesson.stop),
+            self._library.kv(chosen.donor.segment),
+            chosen.donor.offset,
+            chosen.origin,
+            lesson.whole,
         )
 
     def _compare_others(self, outcome: Outcome, chosen: Chosen, book: CorrectionBook) -> None:

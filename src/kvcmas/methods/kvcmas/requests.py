@@ -5,39 +5,26 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from kvcmas.core.correction import Correction
-from kvcmas.core.features import Features
 from kvcmas.errors import PromptError
-from kvcmas.methods.donors import Donor, Run
-from kvcmas.methods.kvcmas.book import Pair
+from kvcmas.methods.kvcmas.chosen import Chosen
 from kvcmas.methods.kvcmas.config import Dial
+from kvcmas.methods.kvcmas.filling import Added
 from kvcmas.workflow.plan import Plan
 from kvcmas.workflow.prompt import Prompt
 
 
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """A run of a request in flight, its donor, and what is added to it.
-
-    origin: position at which the text shared with the donor begins.
-    features: of the run's donor tokens.
-    """
-
-    run: Run
-    donor: Donor
-    pair: Pair
-    origin: int
-    correction: Correction | None = None
-    features: Features | None = None
-
-
 @dataclass(eq=False)
 class InFlight:
-    """One request. dial: `None` when it is served exactly. chosen: by the run's start."""
+    """One request.
+
+    dial: `None` when it is served exactly. chosen: runs with their donors, by the run's start.
+    added: what is added to those of them that are corrected.
+    """
 
     dial: Dial | None
     plan: Plan
     chosen: dict[int, Chosen] = field(default_factory=dict)
+    added: dict[int, Added] = field(default_factory=dict)
 
 
 class Requests:

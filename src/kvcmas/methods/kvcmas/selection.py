@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from math import inf
 
 import numpy as np
-import torch
 
-from kvcmas.core.features import Features
-from kvcmas.core.landmarks import LandmarkModel, pick
 from kvcmas.methods.donors import Donor, Run
-from kvcmas.methods.kvcmas.book import CorrectionBook, Pair
 from kvcmas.methods.kvcmas.config import Dial
+from kvcmas.methods.kvcmas.knowledge import Knowledge
+from kvcmas.methods.kvcmas.pair import Pair
 from kvcmas.workflow.plan import Head
 from kvcmas.workflow.prompt import TokenIds
 
@@ -22,7 +20,7 @@ _SHORTEST_HEAD = 8
 SHORT = 128  # a head that disagrees costs more than reusing a run of fewer tokens saves
 
 
-def rank_donors(book: CorrectionBook, run: Run, reader: str, base: str) -> list[Donor]:
+def rank_donors(knowledge: Knowledge, run: Run, reader: str, base: str) -> list[Donor]:
     """The run's donors, best first.
 
     The reader's own KV comes first. With `base="previous"` then the newest. Otherwise the exact
@@ -35,8 +33,8 @@ def rank_donors(book: CorrectionBook, run: Run, reader: str, base: str) -> list[
 
     def rank(donor: Donor) -> tuple[bool, bool, float, int]:
         agent = donor.info.agent
-        distance = book.distances.between(agent, reader)
-        corrected = book.correction(Pair(agent, reader)) is not None
+        distance = knowledge.distance(agent, reader)
+        corrected = knowledge.corrected(Pair(agent, reader))
         known = distance if corrected and distance is not None else inf
         return (not donor.own, not donor.info.exact, known, donor.info.created)
 
@@ -59,20 +57,9 @@ def head_of(dial: Dial, length: int) -> Head:
     )
 
 
-def landmarks_of(
-    model: LandmarkModel, features: Features, start: int, origin: int, head: int, share: float
-) -> tuple[int, ...]:
-    """Positions behind the head that are computed, within the share of the run left by the head.
-
-    features: of the run's donor tokens. start: of the run. origin: end of the role prefix.
-    """
-    length = len(features)
-    count = int(share * length) - head
-    if count <= 0 or not model.ready:
-        return ()
-    distance = torch.arange(start + head, start + length, device=features.window.device) - origin
-    scores = model.predict(features.slice(head, length), distance)
-    return tuple(start + head + index for index in pick(scores, count))
+def landmark_count(dial: Dial, length: int, head: int) -> int:
+    """Tokens behind the head that are computed too: what it leaves of the run's share."""
+    return max(0, int(dial.share * length) - head)
 
 
 def origin_of(ids: TokenIds, run: Run, donor_ids: TokenIds, offset: int) -> int:

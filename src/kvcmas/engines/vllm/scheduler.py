@@ -1,0 +1,149 @@
+"""vLLM's scheduler with prefills that have holes: reused spans are stepped over.
+
+    vllm serve MODEL --scheduler-cls kvcmas.engines.vllm.scheduler.KvcmasScheduler ...
+
+vLLM schedules as always: batches, budgets, preemption and block allocation are its own. What is
+added: where a request continues (`num_computed_tokens`, moved behind what is reused), where its
+chunk ends, and riders: pieces of a prompt that ride along in the same step as rows of their own,
+on the request's own blocks. In every layer the keys and values of all rows are written before
+any row attends, so that a rider sees the pieces in front of it as in one long prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kvcmas.engines.vllm.compat import (
+    AsyncScheduler,
+    KVConnectorBase_V1,
+    Request,
+    Scheduler,
+    SchedulerOutput,
+    handed_over,
+    rider_request,
+    scheduler_problems,
+)
+from kvcmas.engines.vllm.coordinator import Coordinator, Scheduled
+
+_log = logging.getLogger("vllm.kvcmas")
+
+
+class _Holes(Scheduler):
+    """What both schedulers do around vLLM's own."""
+
+    max_num_scheduled_tokens: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._riding: list[tuple[Request, str, int, int]] = []
+        self._coordinator: Coordinator | None = None
+        coordinator = getattr(self.connector, "coordinator", None)
+        if not isinstance(coordinator, Coordinator):
+            _log.warning("kvcmas: this scheduler needs the KvcmasConnector; it is vLLM's own now")
+            return
+        problems = scheduler_problems()
+        if problems:
+            _log.warning(
+                "kvcmas: prefills with holes are off, because this vLLM differs: %s. One run "
+                "behind a prompt's beginning is reused all the same",
+                "; ".join(problems),
+            )
+            return
+        coordinator.holes = True
+        self._coordinator = coordinator
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """One step; riders are added to it behind vLLM's own scheduling."""
+        coordinator = self._coordinator
+        if coordinator is None or not coordinator.requests:
+            return super().schedule(*args, **kwargs)
+        budget = self.max_num_scheduled_tokens
+        reserved = coordinator.before(
+            self.running,
+            self.waiting,
+            budget,
+            self.max_num_running_reqs - len(self.running),
+            self._local_hit,
+        )
+        # vLLM reads its budget once, at the start: what riders take is not for others.
+        self.max_num_scheduled_tokens = budget - reserved
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = budget
+        self._add_riders(output)
+        return output
+
+    def _local_hit(self, request: Request) -> int:
+        if request.skip_reading_prefix_cache:
+            return 0
+        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        if self._coordinator is None:
+            return int(tokens)
+        return self._coordinator.cap(request, num_computed_tokens, tokens)
+
+    def _preempt_request(
+        self, request: Request, timestamp: float, drop_stale_output: bool = False
+    ) -> None:
+        if self._coordinator is not None:
+            self._coordinator.preempted(request)
+        super()._preempt_request(request, timestamp, drop_stale_output)
+
+    def _build_kv_connector_meta(
+        self, connector: KVConnectorBase_V1, scheduler_output: SchedulerOutput
+    ) -> Any:
+        meta = super()._build_kv_connector_meta(connector, scheduler_output)
+        if self._coordinator is not None:
+            scheduled: Scheduled = connector.scheduled
+            self._hand_over(scheduled.moved, scheduler_output)
+            self._riding = [
+                (request, f"{request.request_id}#kvcmas-{self.current_step}-{start}", start, stop)
+                for request, pieces in scheduled.riders
+                for start, stop in pieces
+            ]
+        return meta
+
+    def _hand_over(self, moved: list[str], output: SchedulerOutput) -> None:
+        """The newer model runner counts positions on the device: a jump is a new request there."""
+        cached = output.scheduled_cached_reqs
+        if not self.use_v2_model_runner:
+            return
+        for name in moved:
+            if name not in cached.req_ids:
+                continue
+            index = cached.req_ids.index(name)
+            for column in (
+                cached.req_ids,
+                cached.new_block_ids,
+                cached.num_computed_tokens,
+                cached.num_output_tokens,
+            ):
+                column.pop(index)
+            if cached.new_token_ids:
+                cached.new_token_ids.pop(index)
+            request = self.requests[name]
+            blocks = self.kv_cache_manager.get_block_ids(name)
+            output.scheduled_new_reqs.append(handed_over(request, blocks, self.model_uses_mrope))
+
+    def _add_riders(self, output: SchedulerOutput) -> None:
+        riding, self._riding = self._riding, []
+        for request, name, start, stop in riding:
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)
+            output.scheduled_new_reqs.append(rider_request(request, name, blocks, start))
+            output.num_scheduled_tokens[name] = stop - start
+            output.total_num_scheduled_tokens += stop - start
+            self.finished_req_ids.add(name)  # the workers forget it in the next step
+
+
+class KvcmasScheduler(_Holes):
+    """For synchronous scheduling: on CPUs, and with `--no-async-scheduling`."""
+
+
+class KvcmasAsyncScheduler(_Holes, AsyncScheduler):
+    """For asynchronous scheduling, vLLM's default on GPUs."""
