@@ -224,7 +224,8 @@ class Coordinator:
         if tracked.waited_s:
             return False
         pending = self._inflight.shared(tracked.prompt)
-        if not any(self.directory.worth_waiting(tracked.prompt, one) for one in pending):
+        worth = any(self.directory.worth_waiting(tracked.prompt, one) for one in pending)
+        if not worth and not self.directory.settling(tracked.prompt):
             if begun is not None:
                 tracked.waited_s = now - begun
                 tracked.waiting_since = None
@@ -241,7 +242,8 @@ class Coordinator:
         plan = planned.plan
         approximate = first_approximate(plan) is not None
         tracked.cached = local_hit(request)
-        if approximate or not planned.chosen:
+        # Runs that were found and are computed all the same are to come out exact.
+        if prompt.dial != EXACT and (approximate or not planned.chosen):
             self._adopt(tracked, local_hit)
         plan = behind(plan, tracked.cached)
         if not self.holes:

@@ -6,6 +6,8 @@ be found as soon as its capture is on its way: whoever loads it does so in a lat
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +28,7 @@ from kvcmas.workflow.plan import Compute, Head, Plan, Reuse, Span
 from kvcmas.workflow.prompt import Prompt, TokenIds
 
 _COVERED = 0.8  # share of a pending run that donors must hold, so that waiting is not worth it
+_SETTLING_S = 0.3  # longest time in seconds for which a reader waits for a new donor's landmarks
 _LONG = 256  # exact beginnings of approximate prompts that are worth being donors
 
 
@@ -40,7 +43,12 @@ class Directory:
     """
 
     def __init__(
-        self, config: KvcmasConfig, token_bytes: int, ranks: int, tenant_bytes: int | None = None
+        self,
+        config: KvcmasConfig,
+        token_bytes: int,
+        ranks: int,
+        tenant_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.library: DonorLibrary[TokenRun] = DonorLibrary(
@@ -52,7 +60,9 @@ class Directory:
         self.planner = Planner(config, self.library)
         self.mirror = Mirror(ranks)
         self.evicted = 0
+        self._fresh: dict[str, float] = {}
         self._token_bytes = token_bytes
+        self._clock = clock
         self._tokens: dict[str, int] = {}
         self._leaving: list[str] = []
         self._left: list[str] = []
@@ -86,6 +96,21 @@ class Directory:
         held = sum(len(run) for run in found.runs)
         held += found.prefix.length if found.prefix is not None else 0
         return held < _COVERED * pending.tokens
+
+    def settling(self, prompt: Prompt) -> bool:
+        """Whether a donor is so new that its landmarks come at any moment, and are expected."""
+        now = self._clock()
+        for segment in [name for name, at in self._fresh.items() if now - at > _SETTLING_S]:
+            del self._fresh[segment]
+        if not self._fresh or self.config.setting(prompt.dial) is None:
+            return False
+        known = self.mirror.of(prompt.tenant)
+        return any(
+            donor.segment in self._fresh
+            and known.scores_expected(Pair(donor.info.agent, prompt.agent), donor.segment)
+            for run in self.library.find(prompt).runs
+            for donor in run.sources
+        )
 
     def sources(self, planned: Planned, plan: Plan, prompt: Prompt) -> dict[int, Source]:
         """Where each reused span of a plan (cut from the planned one) takes its KV from."""
@@ -150,18 +175,18 @@ class Directory:
         self._capture(tracked, prompt.token_ids, 0, stop, True, block_ids, work)
 
     def capture_answer(self, tracked: Tracked, block_ids: BlockIds, work: StepWork) -> None:
-        """What was generated becomes a donor: behind its exact prompt, or with its own task.
+        """What was generated becomes a donor of its own, with its task where that is not one yet.
 
-        The token that was sampled last has no KV.
+        Apart from its prompt, which keeps its name and with it what was derived from its KV. The
+        token that was sampled last has no KV.
         """
         request, prompt, progress = tracked.request, tracked.prompt, tracked.progress
         total = len(prompt) + max(0, request.num_tokens - len(prompt) - 1)
-        ids = _all_ids(request, total)
         exact = progress is None or progress.exact
-        start = 0 if exact or progress is None else progress.computed()[-1][0]
-        fresh = total - (len(prompt) if tracked.captured and exact else start)
-        if fresh >= self.min_length:
-            self._capture(tracked, ids, start, total, exact, block_ids, work)
+        start = len(prompt)
+        if not exact and progress is not None:
+            start = progress.computed()[-1][0]
+        self._capture(tracked, _all_ids(request, total), start, total, exact, block_ids, work)
 
     def _capture(
         self,
@@ -189,6 +214,7 @@ class Directory:
             if self.library.store.pins(older):
                 older = None  # somebody still reads it: it leaves when they are done
         self._tokens[put.id] = size
+        self._fresh[put.id] = self._clock()
         work.captures.append(
             Capture(
                 prompt.request_id,

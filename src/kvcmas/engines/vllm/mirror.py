@@ -27,6 +27,7 @@ class Mirror:
         self.ranks = ranks
         self._facts: dict[PairName, dict[int, Facts]] = {}
         self._scores: dict[tuple[PairName, str], dict[int, Scores]] = {}
+        self._scored: set[PairName] = set()
 
     def take(self, report: Report) -> None:
         """News from the workers."""
@@ -34,6 +35,7 @@ class Mirror:
             self._facts.setdefault(pair, {})[rank] = facts
         for (rank, pair, segment), scores in report.scores.items():
             self._scores.setdefault((pair, segment), {})[rank] = scores
+            self._scored.add(pair)
 
     def forget(self, segments: set[str]) -> None:
         """Donors that left."""
@@ -44,6 +46,7 @@ class Mirror:
         """Nothing is known any more."""
         self._facts.clear()
         self._scores.clear()
+        self._scored.clear()
 
     def of(self, tenant: str) -> TenantMirror:
         """What is known of one tenant's pairs."""
@@ -58,6 +61,10 @@ class Mirror:
         """One for each rank, or none."""
         known = self._scores.get((pair, segment), {})
         return list(known.values()) if len(known) == self.ranks else []
+
+    def scored(self, pair: PairName) -> bool:
+        """Whether scores of any donor were reported for the pair."""
+        return pair in self._scored
 
     def totals(self) -> Mapping[str, int]:
         """Counts for display: pairs, and how many have a correction."""
@@ -119,6 +126,11 @@ class TenantMirror:
         count = min(count, total.shape[0])
         best = np.argpartition(total, total.shape[0] - count)[total.shape[0] - count :]
         return tuple(int(spot) for spot in np.sort(best) + run.start + head)
+
+    def scores_expected(self, pair: Pair, segment: str) -> bool:
+        """Whether other donors have scores for this pair, and this one not yet."""
+        name = self._name(pair)
+        return self._mirror.scored(name) and not self._mirror.scores(name, segment)
 
     def _facts(self, pair: Pair) -> list[Facts]:
         return self._mirror.facts(self._name(pair))
