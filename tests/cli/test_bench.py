@@ -167,3 +167,9 @@ def test_xquad_is_found_above_the_working_directory(
     (tmp_path / "deep" / "er").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "deep" / "er")
     assert find_xquad() == file
+
+
+def test_vllm_refuses_unknown_parts() -> None:
+    code, _, stderr = run("vllm", "--part", "hole")
+    assert code == 1
+    assert "holes, plain, quality, serving, soak" in stderr

@@ -1,4 +1,4 @@
-"""`kvcmas bench`: fidelity, the headline figures, and latency and memory on a GPU."""
+"""`kvcmas bench`: fidelity, the headline figures, vLLM, and latency and memory on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcmas.cli.bench_gpu import gpu
+from kvcmas.cli.bench_vllm import vllm
 from kvcmas.cli.options import STDOUT, Attention, Device, DType, JsonFile, Model, parse_settings
 from kvcmas.cli.output import check_json_target, write_json
 from kvcmas.errors import ConfigError
@@ -21,6 +22,7 @@ app = typer.Typer(
     name="bench", help="Measure: fidelity, the headline figures, speed.", no_args_is_help=True
 )
 app.command()(gpu)
+app.command()(vllm)
 
 _Contexts = Annotated[
     Path,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcmas.cli.doctor_vllm import doctor_vllm
 from kvcmas.cli.options import Attention, Device, DType, JsonFlag, TextOnly, parse_numbers
+from kvcmas.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,12 +18,21 @@ if TYPE_CHECKING:
     from kvcmas.engines.transformers.doctor_report import Check, DoctorReport
 
 _STATUS = {"supported": 0, "wrong": 1, "unsupported": 2}
+_IN_VLLM = ("model", "flags", "vllm", "seed", "json")
 
 
 def doctor(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A hub id, a folder, a GGUF file, or 'demo'.")
     ],
+    flags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- VLLM_FLAGS]", help="With --vllm: its flags, behind a --."),
+    ] = None,
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="Examine vLLM with this model, as kvcmas serve runs it.")
+    ] = False,
     lengths: Annotated[
         str, typer.Option(help="Tokens of the prompts to examine, with commas between.")
     ] = "200,3000",
@@ -43,9 +55,16 @@ def doctor(
 ) -> None:
     """Compare what is reused with what the model computes, layer by layer.
 
+    With --vllm: start vLLM, and compare answers of prompts with holes with plain ones.
+
     Exit status: 0 supported, 1 wrong (a check failed) or an error, 2 unsupported.
     """
     from rich.console import Console
+
+    _check_options(context, vllm, flags or [])
+    if vllm:
+        verdict = doctor_vllm(model, flags or [], seed, json)
+        raise typer.Exit(_STATUS[verdict])
 
     from kvcmas.engines.transformers.doctor import diagnose
 
@@ -75,6 +94,23 @@ def doctor(
     else:
         _show(report, layers, Console())
     raise typer.Exit(_STATUS[report.verdict])
+
+
+def _check_options(context: typer.Context, vllm: bool, flags: Sequence[str]) -> None:
+    """Refuse what the other engine alone understands."""
+    if not vllm:
+        if flags:
+            raise ConfigError(
+                f"{' '.join(flags)}: flags of vLLM, but --vllm is missing; add it, or leave them"
+            )
+        return
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is not None and source.name == "COMMANDLINE" and option.name not in _IN_VLLM:
+            raise ConfigError(
+                f"{option.opts[0]} is for the transformers engine; with --vllm, vLLM's own flags "
+                "stand behind a --, for example -- --dtype bfloat16"
+            )
 
 
 def _show(report: DoctorReport, layers: bool, console: Console) -> None:

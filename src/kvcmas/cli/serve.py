@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcmas.cli.options import parse_settings
+from kvcmas.cli.vllm_source import vllm_source
 from kvcmas.errors import ConfigError
 
 
@@ -71,7 +72,7 @@ def serve(
     vllm = installed_vllm()
     # Bad flags are refused before a model is looked for, which can take a while.
     server_command(model, options, flags or [], vllm)
-    source, served_as = _source(model, flag_value(flags or [], "--revision"))
+    source, served_as = vllm_source(model, flag_value(flags or [], "--revision"))
     command = server_command(
         source, options, flags or [], vllm, served_as=served_as, environment=os.environ
     )
@@ -92,30 +93,3 @@ def _bytes(gib: float | None, option: str) -> int | None:
     if not 0 <= gib < float("inf"):
         raise ConfigError(f"{option} must be a number of GiB of at least 0, got {gib:g}")
     return int(gib * (1 << 30))
-
-
-def _source(model: str, revision: str | None) -> tuple[str, str | None]:
-    """What vLLM reads the model from, and what to call it when that is not its name.
-
-    Raises:
-        ConfigError: there is no such model, or a GGUF file cannot be converted.
-    """
-    from kvcmas.engines.transformers.gguf import convert_gguf
-    from kvcmas.engines.transformers.sources import resolve
-
-    def tell(message: str) -> None:
-        typer.echo(f"kvcmas: {message}", err=True)
-
-    origin = resolve(model, revision)
-    for note in origin.notes:
-        tell(note)
-    if origin.gguf is None:
-        return origin.source, None
-    # vLLM takes the folder in any dtype, so float32 shares the conversion with `kvcmas run`.
-    converted = convert_gguf(origin.gguf, progress=tell)
-    if converted.folder is None:
-        raise ConfigError(
-            f"vLLM reads a converted GGUF file from a folder, but {converted.note}; set "
-            "XDG_CACHE_HOME to a folder with room, or give the model's original weights"
-        )
-    return str(converted.folder), model if model == "demo" else origin.gguf.stem

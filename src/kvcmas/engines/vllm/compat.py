@@ -1,7 +1,8 @@
 """Everything of vLLM that is not public, and the check that it is still as it was.
 
 vLLM marks its connector and scheduler interfaces as experimental. All imports of private names
-stand here, and `scheduler_problems` compares them with what this package was written against.
+stand here (in `compat_checks` those for trying vLLM out), and `scheduler_problems` compares them
+with what this package was written against.
 
     connector path   (KVConnectorBase_V1)   reuse in one run behind the prompt's beginning
     scheduler path   (Scheduler subclass)   reuse anywhere: needs what is checked below
@@ -104,6 +105,7 @@ def scheduler_problems(scheduler: type[Scheduler] = Scheduler) -> list[str]:
     order = [
         "token_budget = self.max_num_scheduled_tokens",
         "self._reserve_prefill_lookahead(",
+        "num_running >= self.max_num_active_reqs",
         "self.connector.get_num_new_matched_tokens(",
         "self._reserve_prefill_lookahead(",
         "self.connector.update_state_after_alloc(",

@@ -160,12 +160,20 @@ class KvcmasConnector(KVConnectorBase_V1):
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
+        self.drop_unsure(request.request_id)
         held, record = self._side.finish(request, tuple(block_ids), complete)
         if record is None:
             return held, None
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("kvcmas: %s: %s", request.request_id, log_line(record))
         return held, record.to_params() if self.options.records else None
+
+    def drop_unsure(self, request_id: str) -> None:
+        """Blocks whose KV was not agreed on leave the prefix cache before their request does."""
+        first = self._side.unsure(request_id)
+        if first is not None:
+            blocks = self._block_ids(request_id)
+            self._blocks.evict_blocks(set(blocks[first // self._vllm.cache_config.block_size :]))
 
     def reset_cache(self) -> bool:
         """Forget all donors (`/reset_prefix_cache` with `reset_connector`)."""

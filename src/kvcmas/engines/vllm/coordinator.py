@@ -16,36 +16,31 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
+from kvcmas.engines.vllm.arrivals import tracked_of
 from kvcmas.engines.vllm.chains import (
     Hasher,
-    OwnVariants,
-    Variant,
-    first_approximate,
-    variant_chain,
 )
 from kvcmas.engines.vllm.directory import Directory
-from kvcmas.engines.vllm.hints import Hints, read_hints
-from kvcmas.engines.vllm.inflight import InFlight
 from kvcmas.engines.vllm.messages import BlockIds, Load, Measure, Report, StepWork
 from kvcmas.engines.vllm.metric_names import Reason
 from kvcmas.engines.vllm.options import VllmOptions
-from kvcmas.engines.vllm.progress import Progress, Range
+from kvcmas.engines.vllm.planning import LocalHit, Planning
+from kvcmas.engines.vllm.progress import Range, Step
 from kvcmas.engines.vllm.recording import Counting, reasons_of, record_of
 from kvcmas.engines.vllm.records import VllmRecord
 from kvcmas.engines.vllm.roles import RoleNames
 from kvcmas.engines.vllm.tracked import Tracked
-from kvcmas.engines.vllm.trimming import behind
-from kvcmas.methods.kvcmas.config import EXACT
 from kvcmas.methods.kvcmas.planner import Planned
-from kvcmas.workflow.plan import Plan
-from kvcmas.workflow.prompt import Prompt
 
 _LOOK_AHEAD = 64  # waiting requests that are planned before each step
 
-LocalHit = Callable[[Any], int]
-"""Tokens of a request that vLLM's own prefix cache holds, under its present block hashes."""
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What riders take of a step: tokens, and rows of the batch."""
+
+    tokens: int
+    rows: int
 
 
 @dataclass(slots=True)
@@ -91,47 +86,26 @@ class Coordinator:
         self.holes = holes
         self.stats = stats
         self.requests: dict[str, Tracked] = {}
-        self.presets: dict[str, Planned] = {}
+        self.planning = Planning(
+            directory, hasher, block_size, options.wait_s, clock, lambda: self.stats
+        )
         self._block_size = block_size
-        self._hasher = hasher
-        self._clock = clock
-        self._variants = OwnVariants()
-        self._inflight = InFlight(directory.min_length)
         self._prefilled: list[Tracked] = []
         self._held: dict[str, StepWork] = {}
+        self._reset = False
+
+    @property
+    def presets(self) -> dict[str, Planned]:
+        """Plans by request id that are taken instead of the planner's, to compare engines."""
+        return self.planning.presets
 
     # arrival -----------------------------------------------------------------------------------
 
     def arrive(self, request: Any) -> None:
         """Take notice of a request; it is planned when its turn comes."""
-        hints = read_hints(request.kv_transfer_params)
-        if request.prompt_token_ids is None or request.prompt_is_token_ids is not None:
-            return  # embeddings instead of tokens: nothing to match, nothing to keep
-        ids = np.array(request.prompt_token_ids, dtype=np.int64)
-        prompt = Prompt(
-            ids,
-            agent=hints.agent or self.roles.name(ids),
-            request_id=request.request_id,
-            tenant=_tenant_of(request),
-            dial=self._dial(request, hints),
-        )
-        refused = self.refused or _why_exact(request, hints)
-        tracked = Tracked(
-            request, prompt, hints, refused, keeps_nothing=self._keeps_nothing(request, prompt)
-        )
-        tracked.notes.extend(hints.problems)
-        self.requests[request.request_id] = tracked
-
-    def _keeps_nothing(self, request: Any, prompt: Prompt) -> bool:
-        """Whether the request's KV is of no use to anybody."""
-        everyone = self.options.dial == EXACT or prompt.tenant in self.options.exact_tenants
-        other = request.pooling_params is not None or request.mm_features or request.resumable
-        return bool(self.refused or other or (everyone and prompt.dial == EXACT))
-
-    def _dial(self, request: Any, hints: Hints) -> str:
-        if (request.cache_salt or "") in self.options.exact_tenants:
-            return EXACT
-        return hints.dial or self.options.dial
+        tracked = tracked_of(request, self.options, self.roles, self.refused)
+        if tracked is not None:
+            self.requests[request.request_id] = tracked
 
     # before a step -----------------------------------------------------------------------------
 
@@ -142,12 +116,12 @@ class Coordinator:
         budget: int,
         seats: int,
         local_hit: LocalHit,
-    ) -> int:
-        """Plan what waits and place what runs; returns the tokens reserved for riders.
+    ) -> Reserved:
+        """Plan what waits and place what runs; returns what is reserved for riders.
 
         budget, seats: tokens of the step, and rows that are not taken by running requests.
         """
-        spare, reserved = budget, 0
+        spare, reserved, rows = budget, 0, 0
         prefilling: list[Tracked] = []
         for request in running:
             tracked = self.requests.get(request.request_id)
@@ -156,15 +130,16 @@ class Coordinator:
             else:
                 spare -= max(1, request.num_tokens - request.num_computed_tokens)
         for tracked in prefilling:
-            used, rows = self._place(tracked, spare, seats)
-            reserved, seats, spare = reserved + used[0], seats - rows, spare - sum(used)
+            used, riders = self._place(tracked, spare, seats)
+            reserved, rows = reserved + used[0], rows + riders
+            seats, spare = seats - riders, spare - sum(used)
         for request in islice(waiting, _LOOK_AHEAD):
             tracked = self.requests.get(request.request_id)
             if tracked is None:
                 spare -= request.num_tokens
                 seats -= 1
                 continue
-            if not self._ready(tracked, local_hit):
+            if not self.planning.ready(tracked, local_hit, self.holes) or self._on_its_way(tracked):
                 continue
             seats -= 1
             tracked.allowance = (0, 0)
@@ -175,10 +150,10 @@ class Coordinator:
                 step = tracked.progress.step(spare - 1, seats)
                 if step is not None:
                     tracked.allowance = (step.rider_tokens, len(step.riders))
-                    reserved += step.rider_tokens
+                    reserved, rows = reserved + step.rider_tokens, rows + len(step.riders)
                     seats -= len(step.riders)
                     spare -= step.rider_tokens + step.stop - step.start
-        return reserved
+        return Reserved(reserved, rows)
 
     def _place(self, tracked: Tracked, spare: int, seats: int) -> tuple[tuple[int, int], int]:
         """Move a running request to its next piece. Tokens of riders and own, and rows."""
@@ -193,108 +168,6 @@ class Coordinator:
         request.num_computed_tokens = step.start
         return (step.rider_tokens, step.stop - step.start), len(step.riders)
 
-    def _ready(self, tracked: Tracked, local_hit: LocalHit) -> bool:
-        """Plan a request unless it waits for a donor; whether it may be scheduled."""
-        if tracked.planned is not None:
-            return True
-        if tracked.refused is not None:
-            tracked.planned = Planned(Plan.dense(len(tracked.prompt), tracked.refused), {})
-            return True
-        now = self._clock()
-        if self._waits(tracked, now):
-            return False
-        started = time.perf_counter()
-        self._plan(tracked, local_hit)
-        tracked.match_s = time.perf_counter() - started
-        self.stats.spent({"match": tracked.match_s})
-        self._inflight.add(tracked.prompt)
-        return True
-
-    def _waits(self, tracked: Tracked, now: float) -> bool:
-        """Whether another prompt that is being computed will be a donor worth waiting for."""
-        if tracked.prompt.request_id in self.presets or tracked.hints.warm:
-            return False
-        begun = tracked.waiting_since
-        if begun is not None and now - begun >= self.options.wait_s:
-            tracked.waited_s = now - begun
-            tracked.notes.append(f"no longer waiting for a donor after {tracked.waited_s:.1f} s")
-            tracked.waiting_since = None
-            self.stats.decided(Reason.WAIT)
-            return False
-        if tracked.waited_s:
-            return False
-        pending = self._inflight.shared(tracked.prompt)
-        worth = any(self.directory.worth_waiting(tracked.prompt, one) for one in pending)
-        if not worth and not self.directory.settling(tracked.prompt):
-            if begun is not None:
-                tracked.waited_s = now - begun
-                tracked.waiting_since = None
-            return False
-        if begun is None:
-            tracked.waiting_since = now
-        return True
-
-    def _plan(self, tracked: Tracked, local_hit: LocalHit) -> None:
-        prompt, request = tracked.prompt, tracked.request
-        preset = self.presets.pop(prompt.request_id, None)
-        planned = self.directory.plan(prompt, preset)
-        tracked.planned = planned
-        plan = planned.plan
-        approximate = first_approximate(plan) is not None
-        tracked.cached = local_hit(request)
-        # Runs that were found and are computed all the same are to come out exact.
-        if prompt.dial != EXACT and (approximate or not planned.chosen):
-            self._adopt(tracked, local_hit)
-        plan = behind(plan, tracked.cached)
-        if not self.holes:
-            plan = self.directory.contiguous(plan, tracked.cached, prompt, tracked.notes)
-        first = first_approximate(plan)
-        if first is not None:
-            self._rename(tracked, plan, first)
-        if any(True for _ in plan.reused()) or tracked.variant:
-            tracked.progress = Progress(plan)
-            tracked.sources = self.directory.sources(planned, plan, prompt)
-
-    def _adopt(self, tracked: Tracked, local_hit: LocalHit) -> None:
-        """Go on behind what the agent was served with before, as far as it is still there."""
-        prompt, request = tracked.prompt, tracked.request
-        own = self._variants.find(prompt.tenant, prompt.agent, prompt.token_ids, self._block_size)
-        if own is None or len(own.hashes) * self._block_size <= tracked.cached:
-            return
-        plain = list(request.block_hashes)
-        chain = list(own.hashes)
-        for block in range(len(chain), len(plain)):
-            tokens = self._tokens(request, block)
-            chain.append(self._hasher(chain[-1], tokens, None))
-        request.block_hashes[:] = chain[: len(plain)]
-        held = local_hit(request)
-        if held <= tracked.cached:
-            request.block_hashes[:] = plain
-            return
-        tracked.cached, tracked.variant = held, True
-        tracked.first = own.first
-
-    def _rename(self, tracked: Tracked, plan: Plan, first: int) -> None:
-        """Give the blocks from the first approximate one on a chain of their own."""
-        prompt, request = tracked.prompt, tracked.request
-        versions = self.directory.versions(tracked.planned, prompt)
-        request.block_hashes[:] = variant_chain(
-            self._hasher,
-            self._block_size,
-            request.all_token_ids,
-            list(request.block_hashes),
-            plan,
-            (prompt.tenant, prompt.agent, prompt.dial or "", *versions),
-            from_block=tracked.cached // self._block_size if tracked.variant else 0,
-        )
-        if not tracked.variant:
-            tracked.variant, tracked.first = True, first
-
-    def _tokens(self, request: Any, block: int) -> Sequence[int]:
-        start = block * self._block_size
-        tokens: Sequence[int] = request.all_token_ids[start : start + self._block_size]
-        return tokens
-
     # within a step -----------------------------------------------------------------------------
 
     def admit(self, request: Any, local: int) -> int | None:
@@ -305,12 +178,14 @@ class Coordinator:
         tracked = self.requests.get(request.request_id)
         if tracked is None:
             return 0
-        if tracked.planned is None:
+        if tracked.planned is None or self._on_its_way(tracked):
             return None
         tracked.cached = local
         if tracked.progress is None:
             return 0
-        exact = self._exact_of(tracked, local)
+        if self._unsure(tracked, local):
+            return None
+        exact = self.planning.exact_of(tracked, local)
         tracked.progress.restart(request.num_tokens, local, exact)
         step = tracked.progress.step(*tracked.allowance)
         tracked.pending, tracked.back, tracked.blocked = step, None, False
@@ -318,11 +193,31 @@ class Coordinator:
             return None
         return step.start - local
 
-    def _exact_of(self, tracked: Tracked, held: int) -> int:
-        """How many of the tokens in place stand in blocks that are exact as a whole."""
-        if not tracked.variant:
-            return held
-        return min(held, tracked.first // self._block_size * self._block_size)
+    def _on_its_way(self, tracked: Tracked) -> bool:
+        """Whether a donor is captured in the step that comes: it can be loaded in the next one."""
+        coming = {capture.segment for work in self._held.values() for capture in work.captures}
+        return any(source.segment in coming for source in tracked.sources.values())
+
+    def _unsure(self, tracked: Tracked, local: int) -> bool:
+        """Whether blocks of the prefix cache are another one's whose heads have not agreed yet."""
+        hashes = tracked.request.block_hashes
+        for other in self.requests.values():
+            if other is tracked or other.progress is None:
+                continue
+            first = other.progress.unsure if other.holding or other.pending is not None else None
+            if first is None or first >= local:
+                continue
+            theirs, block = other.request.block_hashes, first // self._block_size
+            if block < len(theirs) and theirs[block] == hashes[block]:
+                return True
+        return False
+
+    def unsure(self, request_id: str) -> int | None:
+        """First position of a request whose block is of no use to others when it stops now."""
+        tracked = self.requests.get(request_id)
+        if tracked is None or tracked.progress is None or not tracked.holding:
+            return None
+        return tracked.progress.unsure
 
     def cap(self, request: Any, position: int, tokens: int) -> int:
         """How many of the tokens that vLLM would compute from a position on it may."""
@@ -338,6 +233,7 @@ class Coordinator:
         tracked = self.requests.get(request.request_id)
         if tracked is not None:
             tracked.pending, tracked.back, tracked.allowance = None, None, (0, 0)
+            tracked.holding = False
             if tracked in self._prefilled:
                 self._prefilled.remove(tracked)
 
@@ -346,6 +242,12 @@ class Coordinator:
     ) -> Scheduled:
         """The step is fixed: what the workers do in it."""
         step = Scheduled(StepWork())
+        # First, in the order in which they became donors: a later one may continue an earlier one.
+        for request_id, work in self._held.items():
+            step.work.captures += work.captures
+            step.work.lessons += work.lessons
+            step.work.released.append(request_id)
+        self._held.clear()
         self._after_prefill(step.work, block_ids)
         for request_id, tokens in scheduled_tokens.items():
             tracked = self.requests.get(request_id)
@@ -356,12 +258,8 @@ class Coordinator:
                 if tracked.back is not None:
                     tracked.request.num_computed_tokens = tracked.back
                 tracked.pending, tracked.back = None, None
-        for request_id, work in self._held.items():
-            step.work.captures += work.captures
-            step.work.lessons += work.lessons
-            step.work.released.append(request_id)
-        self._held.clear()
         step.work.drops += self.directory.departed()
+        step.work.reset, self._reset = self._reset, False
         self.stats.event("capture", len(step.work.captures))
         self.stats.event("eviction", self.directory.evicted)
         self.directory.evicted = 0
@@ -378,8 +276,13 @@ class Coordinator:
                     self._prefilled.append(tracked)
             return
         if pending is None:
-            return
+            if self.holes:
+                return
+            # Nobody places the chunks behind the first: vLLM goes on by itself.
+            start = int(request.num_computed_tokens)
+            pending = Step(start, start + tokens)
         executed = progress.commit(pending, tokens)
+        tracked.holding = True
         blocks = block_ids(request.request_id)
         name = request.request_id
         for part in executed.loads:
@@ -423,7 +326,7 @@ class Coordinator:
                 tracked.captured = True
                 self.directory.teach(tracked, blocks, work)
                 self.directory.capture_prompt(tracked, blocks, work)
-                self._inflight.remove(tracked.request.request_id)
+                self.planning.inflight.remove(tracked.request.request_id)
 
     # after a step ------------------------------------------------------------------------------
 
@@ -450,8 +353,8 @@ class Coordinator:
         self.stats.decided(Reason.LOAD)
         self.stats.event("load_failure")
         held = int(request.num_computed_tokens)
+        progress.restart(request.num_tokens, held, self.planning.exact_of(tracked, held))
         progress.give_up("the donor could not be loaded")
-        progress.restart(request.num_tokens, held, self._exact_of(tracked, held))
         if tracked in self._prefilled:
             self._prefilled.remove(tracked)
 
@@ -471,13 +374,12 @@ class Coordinator:
         if complete and tracked.planned is not None:
             if not tracked.captured:
                 self.directory.teach(tracked, block_ids, work)
+                self.directory.capture_prompt(tracked, block_ids, work)
             self.directory.capture_answer(tracked, block_ids, work)
-        self._inflight.remove(request.request_id)
+        self.planning.inflight.remove(request.request_id)
         self.directory.end(tracked, complete)
         if complete and tracked.variant:
-            ids = np.array(request.all_token_ids, dtype=np.int64)
-            variant = Variant(ids, list(request.block_hashes), tracked.first)
-            self._variants.remember(tracked.prompt.tenant, tracked.prompt.agent, variant)
+            self.planning.remember(tracked)
         if work:
             self._held[request.request_id] = work
         record = record_of(tracked)
@@ -487,30 +389,7 @@ class Coordinator:
         return bool(work), record
 
     def forget_all(self) -> None:
-        """Drop every donor; those in use leave when their requests end."""
-        self._variants = OwnVariants()
+        """Drop every donor and what was learned, as after a change of the model's weights."""
+        self.planning.forget()
+        self._reset = True
         self.directory.forget_all()
-
-
-def _tenant_of(request: Any) -> str:
-    """Requests of different salts, and of different adapters, share nothing."""
-    salt = request.cache_salt or ""
-    adapter = request.lora_request
-    return salt if adapter is None else f"{salt}\x00{adapter.lora_name}\x00{adapter.lora_path}"
-
-
-def _why_exact(request: Any, hints: Hints) -> str | None:
-    params = request.sampling_params
-    if not hints.reads:
-        return "the request asked for no reuse"
-    if request.pooling_params is not None or params is None:
-        return "not a generation: served exactly"
-    if request.mm_features:
-        return "images are not shared yet: served exactly"
-    if params.prompt_logprobs is not None:
-        return "log-probabilities of the prompt need every token computed"
-    if request.skip_reading_prefix_cache:
-        return "the request does not read the prefix cache"
-    if request.resumable:
-        return "streaming input is served exactly"
-    return None

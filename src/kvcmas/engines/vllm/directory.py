@@ -184,8 +184,9 @@ class Directory:
         total = len(prompt) + max(0, request.num_tokens - len(prompt) - 1)
         exact = progress is None or progress.exact
         start = len(prompt)
-        if not exact and progress is not None:
-            start = progress.computed()[-1][0]
+        if not exact and progress is not None and (computed := progress.computed()):
+            # None are left where a preemption found the whole prompt again.
+            start = computed[-1][0]
         self._capture(tracked, _all_ids(request, total), start, total, exact, block_ids, work)
 
     def _capture(
@@ -213,6 +214,9 @@ class Directory:
             kept = self._tokens.get(older, 0)
             if self.library.store.pins(older):
                 older = None  # somebody still reads it: it leaves when they are done
+            else:
+                self._tokens.pop(older, None)
+                self.mirror.forget({older})
         self._tokens[put.id] = size
         self._fresh[put.id] = self._clock()
         work.captures.append(
@@ -298,6 +302,7 @@ class Directory:
             in_use = self.library.store.pins(info.id)
             if self.library.drop(info.id) and not in_use:
                 self._leaving.append(info.id)
+        self.mirror.clear()
 
 
 def _chosen_for(planned: Planned, span: Reuse) -> Chosen | None:

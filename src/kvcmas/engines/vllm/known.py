@@ -51,6 +51,13 @@ class KnownDonors:
             self._features.pop(name, None)
         self._pool.drop(name)
 
+    def clear(self) -> None:
+        """Drop all donors."""
+        with self._lock:
+            names = list(self._owners)
+        for name in names:
+            self.forget(name)
+
     def owner(self, name: str) -> Owner | None:
         """Whose donor it is; `None` when there is none of this name."""
         with self._lock:

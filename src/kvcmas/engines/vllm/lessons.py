@@ -98,6 +98,12 @@ class LearningThread:
             raise LearningError(f"learning stopped: {failure!r}") from failure
         return done
 
+    def give_up(self) -> None:
+        """Forget what waits, and let what runs end."""
+        with self._changed:
+            self._clear()
+            self._changed.wait_for(lambda: not self._busy)
+
     def close(self) -> None:
         """End the thread: the task that runs is finished, the others are given up."""
         with self._changed:

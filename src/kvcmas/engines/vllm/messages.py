@@ -6,7 +6,7 @@
 All ranks get the same work. Every rank holds the KV of its own heads, so a report says what one
 rank saw; `Report.merge` joins the reports of several.
 
-Order within a step: drops, loads, (forward pass), measures, captures, lessons.
+Order within a step: reset, drops, loads, (forward pass), measures, captures, lessons.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Lesson:
 class StepWork:
     """What the workers do in one step.
 
-    drops: donors that are forgotten. released: requests that ended and whose blocks were held
+    drops: donors that are forgotten. reset: all of them, and what was learned, as after a change of
+    the model's weights. released: requests that ended and whose blocks were held
     for this step's captures and lessons; they are free when it is done.
     """
 
@@ -127,10 +128,19 @@ class StepWork:
     captures: list[Capture] = field(default_factory=list)
     lessons: list[Lesson] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    reset: bool = False
 
     def __bool__(self) -> bool:
         return any(
-            (self.drops, self.loads, self.measures, self.captures, self.lessons, self.released)
+            (
+                self.reset,
+                self.drops,
+                self.loads,
+                self.measures,
+                self.captures,
+                self.lessons,
+                self.released,
+            )
         )
 
 

@@ -72,7 +72,7 @@ class HeadState:
     """The head of one reused span.
 
     length: tokens of the span that are computed at its front, up to now.
-    settled: nothing is to be decided any more.
+    settled: nothing is to be decided any more. agreed: because it was measured.
     asked: measurements that are not reported yet; stale: how many of them came before the KV
         was computed again, and say nothing any more.
     """
@@ -80,6 +80,7 @@ class HeadState:
     span: Reuse
     length: int
     settled: bool
+    agreed: bool = False
     deviation: float | None = None
     asked: int = 0
     stale: int = 0
@@ -89,6 +90,11 @@ class HeadState:
     def end(self) -> int:
         """Position behind the head."""
         return self.span.start + self.length
+
+    @property
+    def decided(self) -> bool:
+        """Whether nothing need be measured, or the measurement has agreed."""
+        return self.agreed or self.whole or self.span.exact or self.span.head.tolerance is None
 
     @property
     def whole(self) -> bool:
@@ -123,6 +129,18 @@ class Progress:
         return self.exact_end() >= self.plan.length
 
     @property
+    def unsure(self) -> int | None:
+        """First position that may hold KV nobody has agreed on yet; `None` if there is none."""
+        if self.done:
+            return None
+        measured = (
+            span.start
+            for span in self.plan.reused()
+            if not span.exact and span.head.tolerance is not None
+        )
+        return min(measured, default=None)
+
+    @property
     def waiting(self) -> bool:
         """Whether nothing can be computed before a measurement is reported."""
         return not self.done and self.step(0, 0) is None
@@ -137,7 +155,7 @@ class Progress:
             state[head.end : head.span.stop] = _LOAD
             state[[spot for spot in head.span.landmarks if spot >= head.end]] = _COMPUTE
             # Blocks that are found again hold what was agreed on before.
-            head.settled = head.settled or head.whole or head.end <= held
+            head.settled = head.decided or head.end <= held
         state[:held] = _IN_PLACE
         self.held, self.exact_held = held, min(held, exact_held)
         self._state = state
@@ -193,7 +211,7 @@ class Progress:
             return
         # Written so that a deviation that is not a number counts as disagreement.
         if deviation <= tolerance:
-            head.settled = True
+            head.settled = head.agreed = True
             return
         self._grow(head, tolerance, deviation)
 
@@ -239,7 +257,8 @@ class Progress:
         """Whatever was computed behind the head attended to KV that changes: again."""
         old_end = head.end
         head.length = length
-        head.settled = head.whole
+        head.agreed = False
+        head.settled = head.decided
         head.stale = head.asked
         head.notes.append(why)
         self._state[old_end : head.end] = _COMPUTE
@@ -249,7 +268,8 @@ class Progress:
             behind[behind == _IN_PLACE] = _COMPUTE
         for other in self.heads.values():
             if other.span.start > head.span.start and not other.whole:
-                other.settled = other.span.head.tolerance is None or other.span.exact
+                other.agreed = False
+                other.settled = other.decided
                 other.stale = other.asked
 
     def _barrier(self) -> int:

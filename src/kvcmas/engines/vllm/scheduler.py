@@ -12,7 +12,7 @@ any row attends, so that a rider sees the pieces in front of it as in one long p
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcmas.engines.vllm.compat import (
     AsyncScheduler,
@@ -25,14 +25,20 @@ from kvcmas.engines.vllm.compat import (
     scheduler_problems,
 )
 from kvcmas.engines.vllm.coordinator import Coordinator, Scheduled
+from kvcmas.engines.vllm.selftest import try_holes
 
 _log = logging.getLogger("vllm.kvcmas")
 
 
 class _Holes(Scheduler):
-    """What both schedulers do around vLLM's own."""
+    """What both schedulers do around vLLM's own.
 
+    tries_out: whether it is tried out before it may leave holes (see `selftest`).
+    """
+
+    tries_out: ClassVar[bool] = True
     max_num_scheduled_tokens: int
+    max_num_active_reqs: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,23 +48,30 @@ class _Holes(Scheduler):
         if not isinstance(coordinator, Coordinator):
             _log.warning("kvcmas: this scheduler needs the KvcmasConnector; it is vLLM's own now")
             return
+        coordinator.holes, self._coordinator = True, coordinator
+        if self.tries_out and coordinator.refused is None:
+            self._try_out(coordinator)
+
+    def _try_out(self, coordinator: Coordinator) -> None:
+        """Leave no holes if this vLLM is not the one that the rest was written for."""
         problems = scheduler_problems()
+        if not problems:
+            problem = try_holes(self)
+            problems = [] if problem is None else [problem]
         if problems:
+            coordinator.holes, self._coordinator = False, None
             _log.warning(
                 "kvcmas: prefills with holes are off, because this vLLM differs: %s. One run "
                 "behind a prompt's beginning is reused all the same",
                 "; ".join(problems),
             )
-            return
-        coordinator.holes = True
-        self._coordinator = coordinator
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """One step; riders are added to it behind vLLM's own scheduling."""
         coordinator = self._coordinator
         if coordinator is None or not coordinator.requests:
             return super().schedule(*args, **kwargs)
-        budget = self.max_num_scheduled_tokens
+        budget, active = self.max_num_scheduled_tokens, self.max_num_active_reqs
         reserved = coordinator.before(
             self.running,
             self.waiting,
@@ -66,12 +79,14 @@ class _Holes(Scheduler):
             self.max_num_running_reqs - len(self.running),
             self._local_hit,
         )
-        # vLLM reads its budget once, at the start: what riders take is not for others.
-        self.max_num_scheduled_tokens = budget - reserved
+        # vLLM reads its budget once, at the start: what riders take is not for others. Nor are
+        # their rows: the model runner has no more than `max_num_running_reqs`.
+        self.max_num_scheduled_tokens = budget - reserved.tokens
+        self.max_num_active_reqs = min(active, self.max_num_running_reqs - reserved.rows)
         try:
             output = super().schedule(*args, **kwargs)
         finally:
-            self.max_num_scheduled_tokens = budget
+            self.max_num_scheduled_tokens, self.max_num_active_reqs = budget, active
         self._add_riders(output)
         return output
 
@@ -92,6 +107,7 @@ class _Holes(Scheduler):
         self, request: Request, timestamp: float, drop_stale_output: bool = False
     ) -> None:
         if self._coordinator is not None:
+            self.connector.drop_unsure(request.request_id)
             self._coordinator.preempted(request)
         super()._preempt_request(request, timestamp, drop_stale_output)
 

@@ -57,6 +57,10 @@ class Teller:
             if name.tenant == tenant:
                 told.facts, told.correction, told.scored = None, None, 0
 
+    def clear(self) -> None:
+        """Everything is to be told anew."""
+        self._told.clear()
+
     def _tell_facts(
         self, name: PairName, told: _Told, state: PairState, book: CorrectionBook
     ) -> bool:

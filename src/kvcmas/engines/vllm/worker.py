@@ -137,6 +137,10 @@ class WorkerSide:
     def before_forward(self, work: StepWork) -> None:
         """Forget donors, then write donors' KV into requests' blocks."""
         self._worked |= bool(work)
+        if work.reset:
+            self._thread.give_up()
+            self._known.clear()
+            self._books.clear()
         for name in work.drops:
             self._forget(name)
         if work.loads:
