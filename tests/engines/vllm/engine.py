@@ -139,7 +139,7 @@ class Server:
         if ask.plan is not None:
             mine = [one for one in self.coordinator.requests if one.endswith(name)]
             assert mine
-            self.coordinator.presets |= {one: Planned(ask.plan, {}) for one in mine}
+            self.coordinator.presets.update({one: Planned(ask.plan, {}) for one in mine})
         return name
 
     def run(self, *asks: Ask) -> list[Answer]:

@@ -14,8 +14,9 @@ from .engine import CRITIC, LENGTH, NEAR, PLANNER, Answer, Ask, Server, own, ser
 pytestmark = [pytest.mark.vllm, pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
 BUDGET = 40
-BLOCKS = 37  # one of them is vLLM's null block; a request takes 15, and more as it goes on
+BLOCKS = 30  # 29 are of use: two requests that share their first one; they need more later
 TOKENS = 30
+MORE = 45
 EXACT = {"reuse": False}
 
 
@@ -100,7 +101,7 @@ def test_a_head_that_disagrees_in_small_steps(
     assert all(sum(step.values()) <= BUDGET for step in server.steps)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("steps", [1, 5, 9])
 def test_aborted_in_small_steps(
     server: Server, prompt: list[int], segment: str, steps: int
 ) -> None:
@@ -115,20 +116,21 @@ def test_preempted(server: Server, prompt: list[int], dense: Answer, segment: st
     """Blocks for two of four; a plain one is among them."""
     other = Ask(server.chat(CRITIC, text(2), "Write."), hints=EXACT, tokens=TOKENS)
     alone = server.run(other)[0]
+    longer = server.one(prompt, hints=EXACT, tokens=MORE)
     server.forget_blocks()
     given = plans(segment)
-    asks = [Ask(prompt, plan, tokens=TOKENS) for plan in (given[0], given[4], given[2])]
+    asks = [Ask(prompt, plan, tokens=MORE) for plan in (given[0], given[4], given[2])]
     *answers, plain = server.run(*asks, other)
     assert server.preempted
     assert plain.difference(alone) <= NEAR
     for answer, ask in zip(answers, asks, strict=True):
-        assert answer.difference(dense) <= NEAR
+        assert answer.difference(longer) <= NEAR
         assert ask.plan is not None
         assert answer.record.computed <= ask.plan.computed
     server.forget_blocks()
 
 
-@pytest.mark.parametrize("steps", range(1, 9))
+@pytest.mark.parametrize("steps", (1, 4, 7))
 def test_preempted_at_any_step(
     server: Server, prompt: list[int], dense: Answer, segment: str, steps: int
 ) -> None:

@@ -48,7 +48,7 @@ class HolesBench:
                 zip(texts.roles[1:3], texts.contexts[1:3], strict=False)
             )
         ]
-        self.blocking = texts.sized(texts.roles[-1], texts.contexts[3].text, 223)
+        self.blocking = texts.sized(texts.roles[-1], texts.contexts[3].text, 240)[:223]
         self.results: list[dict[str, Any]] = []
         self.segment = ""
         self.own: list[Answer] = []
