@@ -71,6 +71,7 @@ class Planning:
             return True
         if tracked.refused is not None:
             tracked.planned = Planned(Plan.dense(len(tracked.prompt), tracked.refused), {})
+            self._announce(tracked)
             return True
         now = self._clock()
         if self._waits(tracked, now):
@@ -79,13 +80,18 @@ class Planning:
         self._plan(tracked, local_hit, holes)
         tracked.match_s = time.perf_counter() - started
         self._count().spent({"match": tracked.match_s})
-        if not tracked.keeps_nothing:
-            self.inflight.add(tracked.prompt)
+        self._announce(tracked)
         return True
+
+    def _announce(self, tracked: Tracked) -> None:
+        """A prompt that will be a donor: others may wait for it."""
+        exact = tracked.progress is None or tracked.progress.exact
+        if exact and not tracked.keeps_nothing:
+            self.inflight.add(tracked.prompt)
 
     def _waits(self, tracked: Tracked, now: float) -> bool:
         """Whether another prompt that is being computed will be a donor worth waiting for."""
-        if tracked.prompt.request_id in self.presets or tracked.hints.warm:
+        if tracked.prompt.request_id in self.presets:
             return False
         begun = tracked.waiting_since
         if begun is not None and now - begun >= self._wait_s:

@@ -109,6 +109,7 @@ class Progress:
         self.plan = plan
         self.heads = {span.start: _head_of(span) for span in plan.reused()}
         self.held = self.exact_held = 0
+        self.began: int | None = None
         self.model_tokens = 0
         self._state: NDArray[np.int8] = np.zeros(0, dtype=np.int8)
         self.restart(plan.length, 0, 0)
@@ -117,6 +118,11 @@ class Progress:
     def length(self) -> int:
         """Tokens that are to be in place when the prefill ends."""
         return int(self._state.shape[0])
+
+    @property
+    def cached(self) -> int:
+        """Tokens that were held whenever the request was admitted: they were never computed."""
+        return self.held if self.began is None else min(self.began, self.held)
 
     @property
     def done(self) -> bool:
@@ -179,6 +185,7 @@ class Progress:
 
     def commit(self, step: Step, granted: int) -> Executed:
         """A step was scheduled, its own row with the first `granted` tokens of it."""
+        self.began = self.cached
         stop = step.start + granted
         loads = self._loads(step.start)
         for first, last in (*step.riders, (step.start, stop)):
@@ -231,12 +238,15 @@ class Progress:
         return self.plan.length
 
     def computed(self) -> tuple[Range, ...]:
-        """Positions of the prompt that go through the model, as ranges; held ones do not."""
+        """Positions of the prompt that go through the model, as ranges.
+
+        Those that were held at every admission do not; a preemption changes nothing else.
+        """
         mask = np.zeros(self.plan.length, dtype=bool)
         mask[list(self.plan.computed_positions())] = True
         for head in self.heads.values():
             mask[head.span.start : head.end] = True
-        mask[: self.held] = False
+        mask[: self.cached] = False
         return _runs(mask)
 
     def _grow(self, head: HeadState, tolerance: float, deviation: float) -> None:

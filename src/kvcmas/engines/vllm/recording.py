@@ -49,8 +49,8 @@ def record_of(tracked: Tracked) -> VllmRecord:
     notes = tracked.notes + list(planned.plan.notes if planned is not None else ())
     if planned is None and tracked.refused is not None:
         notes.append(tracked.refused)
-    # A request that was preempted while it generated may find more than its prompt again.
-    cached = min(tracked.cached if progress is None else progress.held, len(prompt))
+    # Without progress a preempted request may have found more than its prompt again.
+    cached = min(tracked.cached if progress is None else progress.cached, len(prompt))
     spans = tuple(_spans(progress, len(prompt), cached))
     return VllmRecord(
         agent=prompt.agent,
