@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcmas.cli.doctor_view import show_verdict
 from kvcmas.cli.doctor_vllm import doctor_vllm
 from kvcmas.cli.options import Attention, Device, DType, JsonFlag, TextOnly, parse_numbers
 from kvcmas.errors import ConfigError
@@ -132,13 +133,7 @@ def _show(report: DoctorReport, layers: bool, console: Console) -> None:
         console.print(_checks_table(report.checks))
     if report.checks and layers:
         console.print(_layers_table(report.checks))
-    for note in report.notes:
-        say(f"Note: {note}")
-    for check in report.failed:
-        say(f"Failed: {check.sentence()}", "bold red")
-    for reason in report.reasons:
-        say(f"Reason: {reason}")
-    say(f"{report.model}: {report.verdict}", "bold green" if report.verdict == "supported" else "")
+    show_verdict(report, say)
 
 
 def _checks_table(checks: tuple[Check, ...]) -> Table:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvcmas.cli.doctor_view import show_verdict
 from kvcmas.cli.vllm_source import vllm_source
 
 if TYPE_CHECKING:
@@ -76,13 +77,7 @@ def show(report: VllmReport, console: Console) -> None:
         )
     if report.checks:
         console.print(_table(report.checks))
-    for note in report.notes:
-        say(f"Note: {note}")
-    for check in report.failed:
-        say(f"Failed: {check.sentence()}", "bold red")
-    for reason in report.reasons:
-        say(f"Reason: {reason}")
-    say(f"{report.model}: {report.verdict}", "bold green" if report.verdict == "supported" else "")
+    show_verdict(report, say)
 
 
 def _table(checks: tuple[VllmCheck, ...]) -> Table:

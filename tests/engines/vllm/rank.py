@@ -132,3 +132,12 @@ def source_of(
     """A document behind a role of the same length as the donor's, unless said otherwise."""
     made = Source("", segment, start, start, stop, reader, ROLE, corrected=True)
     return replace(made, **options)
+
+
+def taught_rank() -> Rank:
+    """A rank that corrects `b`, with a new document of `a`."""
+    rank = Rank()
+    rank.teach(8)
+    rank.capture("new", "a", dense_kv(prompt_of("a", document(40))))
+    assert rank.worker.drain(60)
+    return rank

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvcmas.engines.transformers.gguf import convert_gguf
-from kvcmas.engines.transformers.sources import resolve
 from kvcmas.engines.vllm.kv_access import KVAccess
+
+from .engine import model_folder
 
 # Importing vLLM warns about its dependencies.
 pytestmark = [pytest.mark.vllm, pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -21,13 +21,9 @@ BLOCK_SIZE = 32
 TEXT = "The council of the valley met on Tuesday to discuss the bridge over the river. " * 6
 
 
-@pytest.fixture(scope="module")
-def model_folder() -> Path:
-    origin = resolve("demo")
-    assert origin.gguf is not None
-    folder = convert_gguf(origin.gguf).folder
-    assert folder is not None
-    return folder
+@pytest.fixture(scope="module", name="model_folder")
+def _model_folder() -> Path:
+    return model_folder()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from kvcmas.errors import StateMismatchError
 from kvcmas.methods.kvcmas.pair import Pair
 
 from ...methods.kvcmas_team import document, prompt_of
-from .rank import ROLE, TEXT, Rank, capture, dense_kv, small_config, source_of
+from .rank import ROLE, TEXT, Rank, capture, dense_kv, small_config, source_of, taught_rank
 
 
 def measured(rank: Rank, source: Source, kv: SegmentKV) -> Sums:
@@ -34,12 +34,7 @@ def measured(rank: Rank, source: Source, kv: SegmentKV) -> Sums:
 
 @pytest.fixture(scope="module")
 def taught() -> Rank:
-    """A rank that corrects `b`, with a new document of `a`."""
-    rank = Rank()
-    rank.teach(8)
-    rank.capture("new", "a", dense_kv(prompt_of("a", document(40))))
-    assert rank.worker.drain(60)
-    return rank
+    return taught_rank()
 
 
 class TestMeasure:

@@ -11,19 +11,14 @@ from kvcmas.methods.kvcmas.frozen import FrozenBook
 from kvcmas.methods.kvcmas.pair import Pair
 
 from ...methods.kvcmas_team import document, prompt_of
-from .rank import ROLE, TEXT, Rank, dense_kv, source_of
+from .rank import ROLE, TEXT, Rank, dense_kv, source_of, taught_rank
 
 AB = PairName("", "a", "b")
 
 
 @pytest.fixture(scope="module")
 def taught() -> Rank:
-    """A rank that corrects `b`, with a new document of `a`."""
-    rank = Rank()
-    rank.teach(8)
-    rank.capture("new", "a", dense_kv(prompt_of("a", document(40))))
-    assert rank.worker.drain(60)
-    return rank
+    return taught_rank()
 
 
 class TestReport:

@@ -126,10 +126,11 @@ class KvcmasConnector(KVConnectorBase_V1):
         """Tokens behind vLLM's own prefix hit that stand in front of the request's own row."""
         side = self._side
         if not side.holes:
-            side.before((), (request,), 0, 0, self._local_hit)
+            side.before((), (request,), 0, 0, self.local_hit)
         return side.admit(request, num_computed_tokens), False
 
-    def _local_hit(self, request: Any) -> int:
+    def local_hit(self, request: Any) -> int:
+        """Tokens that vLLM's own prefix cache holds; 0 for requests that do not read it."""
         return int(self._blocks.get_computed_blocks(request)[1])
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

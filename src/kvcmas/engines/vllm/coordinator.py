@@ -17,9 +17,7 @@ from itertools import islice
 from typing import Any
 
 from kvcmas.engines.vllm.arrivals import tracked_of
-from kvcmas.engines.vllm.chains import (
-    Hasher,
-)
+from kvcmas.engines.vllm.chains import Hasher
 from kvcmas.engines.vllm.directory import Directory
 from kvcmas.engines.vllm.messages import BlockIds, Load, Measure, Report, StepWork
 from kvcmas.engines.vllm.metric_names import Reason

@@ -77,7 +77,7 @@ class _Holes(Scheduler):
             self.waiting,
             budget,
             self.max_num_running_reqs - len(self.running),
-            self._local_hit,
+            self.connector.local_hit,
         )
         # vLLM reads its budget once, at the start: what riders take is not for others. Nor are
         # their rows: the model runner has no more than `max_num_running_reqs`.
@@ -89,11 +89,6 @@ class _Holes(Scheduler):
             self.max_num_scheduled_tokens, self.max_num_active_reqs = budget, active
         self._add_riders(output)
         return output
-
-    def _local_hit(self, request: Request) -> int:
-        if request.skip_reading_prefix_cache:
-            return 0
-        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
 
     def _reserve_prefill_lookahead(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
