@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from kvcmas.core.channels import split_channels
+from kvcmas.core.addition import Addition
 from kvcmas.core.features import Features
 from kvcmas.core.hidden import HiddenMap
+from kvcmas.core.layers import layer_groups
 from kvcmas.core.rope import Rope
 from kvcmas.core.segment import SegmentKV
 
@@ -64,21 +65,25 @@ class Correction:
         """
         if not self.layers or not len(out):
             return
-        heads, dim = out.keys.shape[1], out.keys.shape[3]
-        codes = self._codes(features, fading)[:, None].expand(-1, heads, -1, -1)
-        to_keys, to_values = split_channels(self.outward.float(), heads, dim)
-        rotation = rope.rotation(out.positions, device=out.keys.device)
-        # Layer by layer in the same two buffers: on a CPU they stay in the cache.
-        bare = torch.empty(out.keys.shape[1:], dtype=torch.float32, device=out.keys.device)
-        turned = torch.empty_like(bare)[None]
-        for slot, layer in enumerate(self.layers):
-            torch.bmm(codes[slot], to_keys[slot], out=bare)
-            rotation.apply(bare[None], layers=[layer], out=turned)
-            out.keys[layer] += turned[0]
-            if out.values.dtype == torch.float32:
-                out.values[layer].baddbmm_(codes[slot], to_values[slot])
-            else:
-                out.values[layer] += torch.bmm(codes[slot], to_values[slot])
+        addition = self.addition(rope, features, fading, out.positions)
+        heads, tokens, dim = out.keys.shape[1:]
+        for layers in layer_groups(out.layers, heads * tokens * dim, out.keys.device):
+            chosen = slice(layers.start, layers.stop)
+            addition.add(layers, out.keys[chosen], out.values[chosen])
+
+    def addition(
+        self, rope: Rope, features: Features, fading: Tensor, positions: Tensor
+    ) -> Addition:
+        """The deviation of a run of tokens, to be added layer by layer.
+
+        positions: `[axes, tokens]` int64, where the tokens stand; the rest as for `apply`.
+        """
+        return Addition(
+            self.layers,
+            self._codes(features, fading),
+            self.outward.float(),
+            rope.rotation(positions, device=features.own.device),
+        )
 
     def _codes(self, features: Features, fading: Tensor) -> Tensor:
         """Low-rank coordinates of the deviation, `[corrected, tokens, rank]` float32."""

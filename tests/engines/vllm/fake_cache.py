@@ -40,21 +40,24 @@ class FakeCache:
 
     def read(self, block_ids: BlockIds, start: int, stop: int) -> tuple[Tensor, Tensor]:
         self.reads.append((start, stop))
-        slots = self._slots(block_ids, start, stop)
+        slots = self.slots(block_ids, start, stop)
         return self._keys[:, :, slots], self._values[:, :, slots]
 
     def write(self, block_ids: BlockIds, start: int, keys: Tensor, values: Tensor) -> None:
-        slots = self._slots(block_ids, start, start + keys.shape[2])
-        self._keys[:, :, slots] = keys
-        self._values[:, :, slots] = values
+        slots = self.slots(block_ids, start, start + keys.shape[2])
+        self.put(slots, range(self.layers), keys, values)
+
+    def slots(self, block_ids: BlockIds, start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop)
+        return torch.tensor(block_ids)[positions // BLOCK] * BLOCK + positions % BLOCK
+
+    def put(self, slots: Tensor, layers: range, keys: Tensor, values: Tensor) -> None:
+        self._keys[layers.start : layers.stop, :, slots] = keys
+        self._values[layers.start : layers.stop, :, slots] = values
 
     def everything(self) -> Tensor:
         """A copy of all blocks."""
         return torch.stack([self._keys, self._values])
-
-    def _slots(self, block_ids: BlockIds, start: int, stop: int) -> Tensor:
-        positions = torch.arange(start, stop)
-        return torch.tensor(block_ids)[positions // BLOCK] * BLOCK + positions % BLOCK
 
 
 @dataclass

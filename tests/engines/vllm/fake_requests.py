@@ -47,6 +47,9 @@ class Params:
     """Sampling parameters."""
 
     prompt_logprobs: int | None = None
+    seed: int | None = None
+    temperature: float = 0.0
+    n: int = 1
 
 
 @dataclass

@@ -32,10 +32,11 @@ class Engine:
         delay: int = 0,
         fails: float = 0.0,
         refuses: float = 0.0,
+        disagrees: float = 0.5,
     ) -> None:
         self.coordinator = coordinator
         self.blocks = Blocks(blocks)
-        self.worker = Worker(self.blocks, draw, fails, refuses)
+        self.worker = Worker(self.blocks, draw, fails, refuses, disagrees)
         self.waiting: deque[FakeRequest] = deque()
         self.running: list[FakeRequest] = []
         self.answers: dict[str, int] = {}
@@ -87,7 +88,9 @@ class Engine:
         for name in step.work.released:
             self._held.remove(name)
             self.blocks.release(name)
-        self._update(scheduled, report.failed)
+        # As vLLM's synchronous scheduler, which hears of a step before it takes its tokens.
+        back = side.measured(report) if side.ahead == "take back" else []
+        self._update(scheduled, report.failed, set(back))
         side.reported(Report(failed=report.failed))
         report.failed = set()
         self._reports.append(report)
@@ -170,13 +173,17 @@ class Engine:
             request.num_computed_tokens += tokens
         return rows
 
-    def _update(self, scheduled: dict[str, int], failed: set[str]) -> None:
+    def _update(self, scheduled: dict[str, int], failed: set[str], back: set[str]) -> None:
         for name in scheduled:
             request = self.worker.requests[name]
             if name in failed:
                 block = self.worker.failed_blocks[name]
                 request.num_computed_tokens = block * BLOCK
                 self.blocks.evict(self.blocks.tables[name][block:])
+            elif name in back:
+                request.num_computed_tokens = min(
+                    request.num_computed_tokens, request.num_tokens - 1
+                )
             elif request.num_computed_tokens == request.num_tokens:
                 self._check(request)
                 request.append(self._draw.randrange(10**6, 10**7))

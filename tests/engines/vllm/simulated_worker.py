@@ -45,16 +45,26 @@ class Donor:
 
 
 class Worker:
-    """Does a step's work. fails, refuses: shares of loads and captures that do not succeed."""
+    """Does a step's work.
 
-    def __init__(self, blocks: Blocks, draw: random.Random, fails: float, refuses: float) -> None:
+    fails, refuses: shares of loads and captures that do not succeed. disagrees: of measurements.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        draw: random.Random,
+        fails: float,
+        refuses: float,
+        disagrees: float,
+    ) -> None:
         self.blocks = blocks
         self.donors: dict[str, Donor] = {}
         self.requests: dict[str, FakeRequest] = {}
         self.counts: Counter[str] = Counter()
         self.failed_blocks: dict[str, int] = {}
         self._draw = draw
-        self._fails, self._refuses = fails, refuses
+        self._fails, self._refuses, self._disagrees = fails, refuses, disagrees
         self._seen: Counter[PairName] = Counter()
         self._refused: set[str] = set()
 
@@ -129,7 +139,8 @@ class Worker:
         for kv, other in zip(held, theirs, strict=True):
             assert kv is not None and not kv.moved
             assert (kv.token, kv.tenant) == (other.token, other.tenant)
-        error = self._draw.choice([1e-4, 1e-4, 0.25, float("nan")])
+        disagrees = self._draw.random() < self._disagrees
+        error = self._draw.choice([0.25, float("nan")]) if disagrees else 1e-4
         sums = Sums(np.array([error]), np.ones(1))
         report.deviations[measure.request_id, measure.span, source.stop] = sums
         self.counts["measured"] += 1

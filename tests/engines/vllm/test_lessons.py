@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._C import set_num_threads
 
 from kvcmas.core.segment import SegmentKV
 from kvcmas.engines.vllm.lessons import LearningError, LearningThread
@@ -141,6 +142,21 @@ class TestThread:
         assert thread.drain(0)
         assert (done, thread.dropped) == ([], 1)
         thread.close()
+
+
+class TestCores:
+    def test_the_thread_computes_on_one_and_changes_nothing_elsewhere(self) -> None:
+        before = torch.get_num_threads()
+        set_num_threads(2)
+        try:
+            thread = LearningThread(0, torch.device("cpu"))
+            seen: list[int] = []
+            thread.submit(lambda: seen.append(torch.get_num_threads()))
+            assert thread.drain(5)
+            assert (seen, torch.get_num_threads()) == ([1], 2)
+            thread.close()
+        finally:
+            set_num_threads(before)
 
 
 class TestLessons:

@@ -7,6 +7,10 @@ from collections import Counter
 
 import pytest
 
+from kvcmas.engines.vllm.coordinator import Coordinator
+from kvcmas.engines.vllm.metric_names import EVENT_COUNT
+from kvcmas.engines.vllm.tally import Tally
+
 from .fake_requests import Clock, FakeRequest, coordinator, ids, request
 from .simulated_engine import Engine
 
@@ -79,6 +83,7 @@ def check_end(engine: Engine) -> None:
     assert {segment for _, segment in directory.mirror._scores} <= held.keys()
 
 
+TAKEN_BACK = {"ahead": "take back", "disagrees": 0.15, "requests": 150}
 SETTINGS = {
     "roomy": {"rows": 64, "budget": 2000, "blocks": 2000},
     "small budget": {"budget": 50},
@@ -87,6 +92,10 @@ SETTINGS = {
     "late reports": {"delay": 1},
     "loads fail": {"fails": 0.4},
     "captures refused": {"refuses": 0.3},
+    "taken back": {**TAKEN_BACK, "requests": 300, "rows": 64, "budget": 2000, "blocks": 2000},
+    "taken back, few rows": {**TAKEN_BACK, "rows": 5, "budget": 300},
+    "taken back, few blocks": {**TAKEN_BACK, "blocks": 130, "fails": 0.05},
+    "trusted": {"ahead": "trust", "delay": 1, "disagrees": 0.1, "requests": 250},
     "all at once": {
         "rows": 5,
         "blocks": 150,
@@ -96,6 +105,12 @@ SETTINGS = {
         "refuses": 0.1,
     },
 }
+
+
+def _events(side: Coordinator, name: str) -> float:
+    assert isinstance(side.stats, Tally)
+    counts: dict[str, float] = side.stats.data.get(EVENT_COUNT.name, {})
+    return counts.get(name, 0)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -109,10 +124,13 @@ def test_every_token_comes_from_where_it_may(name: str, seed: int) -> None:
         host_bytes=0,
         wait_s=3.0,
     )
-    engine = Engine(side, draw, **SETTINGS[name])
-    serve(engine, clock, draw, 45)
+    settings = dict(SETTINGS[name])
+    requests = settings.pop("requests", 45)
+    side.ahead = settings.pop("ahead", "never")
+    engine = Engine(side, draw, **settings)
+    serve(engine, clock, draw, requests)
     check_end(engine)
-    assert len(engine.records) == 45
+    assert len(engine.records) == requests
     total: Counter[str] = Counter()
     for record in engine.records.values():
         total.update(computed=record.computed, reused=record.reused, cached=record.cached)
@@ -121,5 +139,14 @@ def test_every_token_comes_from_where_it_may(name: str, seed: int) -> None:
     assert counts["measured"] > 0 and counts["captured"] > 10
     if name == "few blocks":
         assert engine.preempted > 0
+    if name == "taken back":
+        assert _events(side, "taken_back") > 0
+    if name == "trusted":
+        assert any(
+            "for granted" in note
+            for one in engine.records.values()
+            for span in one.spans
+            for note in span.notes
+        )
     if name == "loads fail":
         assert counts["failed"] > 0

@@ -13,18 +13,13 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from kvcmas.core.layers import block_elements
 from kvcmas.core.rope.families import Layout
 from kvcmas.core.rope.tables import RopeTable
 from kvcmas.core.segment import TOKEN
 from kvcmas.errors import InputError
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-# Elements that are turned at once: on a CPU so few that the three passes over them stay in the
-# cache, elsewhere so many that launches do not count and the scratch of a half-precision
-# rotation stays at 128 MiB.
-_CPU_BLOCK = 1 << 18
-_DEVICE_BLOCK = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,8 +194,7 @@ def _by_pair(positions: Tensor, axes: Tensor) -> Tensor:
 def _apply(turn: Turn, keys: Tensor, out: Tensor) -> None:
     wide = keys.dtype in (torch.float32, torch.float64)
     in_place = out.data_ptr() == keys.data_ptr()
-    block = _CPU_BLOCK if keys.device.type == "cpu" else _DEVICE_BLOCK
-    for layers, start, stop in _blocks(keys.shape, block):
+    for layers, start, stop in _blocks(keys.shape, block_elements(keys.device)):
         source, target = keys[layers, :, start:stop], out[layers, :, start:stop]
         part = turn.tokens(start, stop)
         if wide:

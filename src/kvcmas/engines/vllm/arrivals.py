@@ -18,11 +18,17 @@ _MARK = "\x01"  # begins the names of tenants that are not a salt alone
 
 
 def tracked_of(
-    request: Any, options: VllmOptions, roles: RoleNames, refused: str | None
+    request: Any,
+    options: VllmOptions,
+    roles: RoleNames,
+    refused: str | None,
+    *,
+    on_cpu: bool = False,
 ) -> Tracked | None:
     """What is kept of a request; `None` when its prompt is not made of tokens.
 
     refused: why nothing is reused in this engine at all.
+    on_cpu: the model runs on CPUs, where vLLM cannot set a seeded generator back.
     """
     if request.prompt_token_ids is None or request.prompt_is_token_ids is not None:
         return None
@@ -42,7 +48,7 @@ def tracked_of(
         request,
         prompt,
         hints,
-        refused or _why_exact(request, hints),
+        refused or _why_exact(request, hints, on_cpu),
         keeps_nothing=bool(refused or other or all_exact),
         notes=list(hints.problems),
     )
@@ -56,7 +62,7 @@ def tenant_of(request: Any) -> str:
     return _MARK + json.dumps([salt]) if salt.startswith(_MARK) else salt
 
 
-def _why_exact(request: Any, hints: Hints) -> str | None:
+def _why_exact(request: Any, hints: Hints, on_cpu: bool) -> str | None:
     params = request.sampling_params
     if not hints.reads:
         return "the request asked for no reuse"
@@ -70,4 +76,9 @@ def _why_exact(request: Any, hints: Hints) -> str | None:
         return "the request does not read the prefix cache"
     if request.resumable:
         return "streaming input is served exactly"
+    # vLLM samples in every step of a prefill and sets the generator back in all but the last;
+    # torch's generators on CPUs cannot do that, and the engine would end. Measured heads take
+    # a step of their own.
+    if on_cpu and params.seed is not None and params.temperature > 0:
+        return "a seeded request is served exactly on CPUs: vLLM needs its prefill in one step"
     return None

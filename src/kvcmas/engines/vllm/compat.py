@@ -25,13 +25,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvcmas.engines.vllm.roles import RoleNames
@@ -41,10 +44,12 @@ from kvcmas.workflow.prompt import TokenIds
 __all__ = [
     "TESTED",
     "AsyncScheduler",
+    "EngineCoreOutputs",
     "KVConnectorBase_V1",
     "KVConnectorMetadata",
     "KVConnectorRole",
     "KVConnectorWorkerMetadata",
+    "ModelRunnerOutput",
     "NewRequestData",
     "Request",
     "RequestStatus",
@@ -55,9 +60,11 @@ __all__ = [
     "bytes_per_token",
     "check_version",
     "handed_over",
+    "on_cpu",
     "rider_request",
     "role_names",
     "scheduler_problems",
+    "take_back",
     "tensor_rank",
     "unsupported",
     "vllm_version",
@@ -125,9 +132,11 @@ def scheduler_problems(scheduler: type[Scheduler] = Scheduler) -> list[str]:
         for name in ("has_sync_kv_loads", "num_scheduled_tokens", "total_num_scheduled_tokens")
         if name not in fields
     ]
-    skipped = "if request is None or request.is_finished():"
-    if skipped not in inspect.getsource(scheduler.update_from_output):
+    updates = inspect.getsource(scheduler.update_from_output)
+    if "if request is None or request.is_finished():" not in updates:
         problems.append("Scheduler.update_from_output no longer skips rows that it does not know")
+    if "sampled_token_ids[req_index] if sampled_token_ids else []" not in updates:
+        problems.append("Scheduler.update_from_output takes sampled tokens from somewhere else")
     return problems
 
 
@@ -204,6 +213,21 @@ def handed_over(
     return NewRequestData.from_request(
         request, block_ids, list(request.all_token_ids), uses_mrope=uses_mrope
     )
+
+
+def take_back(request: Request, output: ModelRunnerOutput) -> None:
+    """Drop what was sampled for a request in a synchronous step: its prefill is not over.
+
+    As after a failed load, the workers drop it when they see how many tokens were generated.
+    """
+    if output.sampled_token_ids:
+        output.sampled_token_ids[output.req_id_to_index[request.request_id]] = []
+    request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+
+
+def on_cpu() -> bool:
+    """Whether the model runs on CPUs."""
+    return bool(current_platform.is_cpu())
 
 
 def tensor_rank() -> int:

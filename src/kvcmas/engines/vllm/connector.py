@@ -147,6 +147,11 @@ class KvcmasConnector(KVConnectorBase_V1):
     def _block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self._blocks.get_block_ids(request_id)[0])
 
+    def measured(self, connector_output: Any) -> list[str]:
+        """Requests that a step's measurements do not agree with, before its tokens count."""
+        meta = getattr(connector_output, "kv_connector_worker_meta", None)
+        return self._side.measured(meta.report if isinstance(meta, WorkerReport) else None)
+
     def update_connector_output(self, connector_output: Any) -> None:
         """News from the workers."""
         meta = connector_output.kv_connector_worker_meta

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
+from kvcmas.engines.vllm.agreements import LEAST
 from kvcmas.engines.vllm.arrivals import tracked_of
 from kvcmas.engines.vllm.chains import Hasher
 from kvcmas.engines.vllm.directory import Directory
@@ -30,6 +31,11 @@ from kvcmas.engines.vllm.roles import RoleNames
 from kvcmas.engines.vllm.tracked import Tracked
 from kvcmas.methods.kvcmas.planner import Planned
 
+Ahead = Literal["never", "take back", "trust"]
+"""What happens where heads are expected to agree: as everywhere; their tail is computed in the
+same step, and its token taken back if they do not; or nobody waits for their measurements."""
+
+_SURE = 4  # measurements of a pair that must have agreed before it is trusted
 _LOOK_AHEAD = 64  # waiting requests that are planned before each step
 
 
@@ -62,6 +68,9 @@ class Coordinator:
         stats: counts what happens; whoever takes it away puts a new one here.
         refused: why nothing is reused at all, `None` if it is.
         holes: reuse anywhere in the prompt; without, only directly behind what is in place.
+
+    Attributes:
+        ahead: how a request whose heads are expected to agree is spared the wait for it.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class Coordinator:
         stats: Counting,
         refused: str | None = None,
         holes: bool = False,
+        ahead: Ahead = "never",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
@@ -82,6 +92,7 @@ class Coordinator:
         self.roles = roles
         self.refused = refused
         self.holes = holes
+        self.ahead = ahead
         self.stats = stats
         self.requests: dict[str, Tracked] = {}
         self.planning = Planning(
@@ -90,6 +101,7 @@ class Coordinator:
         self._block_size = block_size
         self._prefilled: list[Tracked] = []
         self._held: dict[str, StepWork] = {}
+        self._undecided: set[str] = set()
         self._reset = False
 
     @property
@@ -145,7 +157,8 @@ class Coordinator:
                 spare -= request.num_tokens
             elif self.holes and seats > 0 and spare > 1:
                 tracked.progress.restart(request.num_tokens, 0, 0)
-                step = tracked.progress.step(spare - 1, seats)
+                self._look_ahead(tracked)
+                step = tracked.progress.step(spare - 1, seats, tracked.ahead)
                 if step is not None:
                     tracked.allowance = (step.rider_tokens, len(step.riders))
                     reserved, rows = reserved + step.rider_tokens, rows + len(step.riders)
@@ -153,11 +166,23 @@ class Coordinator:
                     spare -= step.rider_tokens + step.stop - step.start
         return Reserved(reserved, rows)
 
+    def _look_ahead(self, tracked: Tracked) -> None:
+        """Decide whether a request waits for its measurements; once taken back, it does."""
+        progress, params = tracked.progress, tracked.request.sampling_params
+        if progress is None or tracked.again or self.ahead == "never":
+            return
+        if self.ahead == "trust":
+            if self.directory.agrees(tracked, _SURE):
+                progress.trust()
+        # A token that is taken back would have moved on a generator with a seed.
+        elif params is None or params.seed is None:
+            tracked.ahead = self.directory.agrees(tracked, LEAST)
+
     def _place(self, tracked: Tracked, spare: int, seats: int) -> tuple[tuple[int, int], int]:
         """Move a running request to its next piece. Tokens of riders and own, and rows."""
         request, progress = tracked.request, tracked.progress
         assert progress is not None
-        step = progress.step(max(0, spare - 1), max(0, seats))
+        step = progress.step(max(0, spare - 1), max(0, seats), tracked.ahead)
         tracked.blocked = step is None
         tracked.pending = step
         if step is None:
@@ -185,7 +210,7 @@ class Coordinator:
             return None
         exact = self.planning.exact_of(tracked, local)
         tracked.progress.restart(request.num_tokens, local, exact)
-        step = tracked.progress.step(*tracked.allowance)
+        step = tracked.progress.step(*tracked.allowance, tracked.ahead)
         tracked.pending, tracked.back, tracked.blocked = step, None, False
         if step is None:
             return None
@@ -291,8 +316,10 @@ class Coordinator:
             step.work.measures.append(Measure(name, part.span.start, source, blocks))
         if pending.riders:
             step.riders.append((request, pending.riders))
-        if tracked.back is not None and tracked.back != pending.start:
+        if tracked.again or (tracked.back is not None and tracked.back != pending.start):
             step.moved.append(name)
+        if tracked.ahead and progress.undecided:
+            self._undecided.add(name)
         tracked.steps += 1
         tracked.pending, tracked.back = None, None
         if executed.last:
@@ -328,12 +355,43 @@ class Coordinator:
 
     # after a step ------------------------------------------------------------------------------
 
+    def measured(self, report: Report | None) -> list[str]:
+        """Take what was measured in a step out of its report; requests whose token is taken back.
+
+        They had gone on behind a head that disagrees, and are to be computed again from there.
+        """
+        if report is not None:
+            for (request_id, span, end), sums in report.deviations.items():
+                tracked = self.requests.get(request_id)
+                if tracked is None or tracked.progress is None:
+                    continue
+                deviation = sums.deviation()
+                head = tracked.progress.heads.get(span)
+                if head is not None:
+                    self.directory.measured(tracked, head, end, deviation)
+                tracked.progress.report(span, end, deviation)
+            report.deviations = {}
+        failed = report.failed if report is not None else set()
+        undecided, self._undecided = self._undecided, set()
+        return [name for name in sorted(undecided - failed) if self._taken_back(name)]
+
+    def _taken_back(self, request_id: str) -> bool:
+        tracked = self.requests.get(request_id)
+        if tracked is None or tracked.progress is None:
+            return False
+        tracked.progress.doubt()
+        if tracked.progress.done:
+            return False
+        tracked.ahead, tracked.again = False, True
+        tracked.notes.append("a token was taken back, because a head disagreed")
+        if tracked in self._prefilled:
+            self._prefilled.remove(tracked)
+        self.stats.event("taken_back")
+        return True
+
     def reported(self, report: Report) -> None:
         """What the workers measured, captured and learned."""
-        for (request_id, span, end), sums in report.deviations.items():
-            tracked = self.requests.get(request_id)
-            if tracked is not None and tracked.progress is not None:
-                tracked.progress.report(span, end, sums.deviation())
+        self.measured(report)
         for request_id in report.failed:
             self._failed(request_id)
         self.directory.reported(report)

@@ -13,8 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from kvcmas.engines.vllm.agreements import Agreements
+from kvcmas.engines.vllm.head_state import HeadState
 from kvcmas.engines.vllm.inflight import Pending
-from kvcmas.engines.vllm.messages import BlockIds, Capture, Lesson, Report, Source, StepWork
+from kvcmas.engines.vllm.messages import (
+    BlockIds,
+    Capture,
+    Lesson,
+    PairName,
+    Report,
+    Source,
+    StepWork,
+)
 from kvcmas.engines.vllm.mirror import Mirror
 from kvcmas.engines.vllm.tracked import Tracked
 from kvcmas.methods.kvcmas.chosen import Chosen
@@ -59,6 +69,7 @@ class Directory:
         )
         self.planner = Planner(config, self.library)
         self.mirror = Mirror(ranks)
+        self.agreements = Agreements()
         self.evicted = 0
         self._fresh: dict[str, float] = {}
         self._token_bytes = token_bytes
@@ -134,6 +145,33 @@ class Directory:
         known = self.mirror.of(prompt.tenant)
         chosen = planned.chosen.values() if planned is not None else ()
         return tuple(known.version(one.pair) for one in chosen if one.corrected)
+
+    def agrees(self, tracked: Tracked, least: int) -> bool:
+        """Whether all heads of a request that are to be measured are expected to agree.
+
+        least: measurements of each pair that must have agreed lately.
+        """
+        progress = tracked.progress
+        heads = progress.heads.values() if progress is not None else ()
+        return all(
+            (pair := self._pair(tracked, head.span)) is not None
+            and self.agreements.expected(pair, head.span.head.tolerance or 0.0, least)
+            for head in heads
+            if head.measured and not head.whole
+        )
+
+    def measured(self, tracked: Tracked, head: HeadState, end: int, deviation: float) -> None:
+        """A head was measured; only the first measurement says how its pair does."""
+        pair = self._pair(tracked, head.span)
+        if pair is not None and end - head.span.start == head.length and not head.notes:
+            self.agreements.see(pair, deviation)
+
+    def _pair(self, tracked: Tracked, span: Reuse) -> PairName | None:
+        planned, prompt = tracked.planned, tracked.prompt
+        chosen = _chosen_for(planned, span) if planned is not None else None
+        if chosen is None:
+            return None
+        return PairName(prompt.tenant, chosen.donor.info.agent, prompt.agent)
 
     def contiguous(self, plan: Plan, held: int, prompt: Prompt, notes: list[str]) -> Plan:
         """The part of a plan that needs no scheduler of our own: one run behind what is in place.
@@ -303,6 +341,7 @@ class Directory:
             if self.library.drop(info.id) and not in_use:
                 self._leaving.append(info.id)
         self.mirror.clear()
+        self.agreements.clear()
 
 
 def _chosen_for(planned: Planned, span: Reuse) -> Chosen | None:

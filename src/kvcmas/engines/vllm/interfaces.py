@@ -38,8 +38,11 @@ class CacheAccess(Protocol):
     def read(self, block_ids: BlockIds, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of positions `[start, stop)`, fresh, as `SegmentKV` orders them."""
 
-    def write(self, block_ids: BlockIds, start: int, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values, as `SegmentKV` orders them, at positions from `start` on."""
+    def slots(self, block_ids: BlockIds, start: int, stop: int) -> Tensor:
+        """Where positions `[start, stop)` of a request lie, for `put`."""
+
+    def put(self, slots: Tensor, layers: range, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values of some layers, as `SegmentKV` orders them, to slots."""
 
 
 class Donors(Protocol):

@@ -107,33 +107,63 @@ class KVAccess:
             return keys, values
 
     def write(self, block_ids: Sequence[int], start: int, keys: Tensor, values: Tensor) -> None:
-        """Put KV at positions from `start` on, with the backend's own write operation.
+        """Put KV of all layers at positions from `start` on.
 
         Args:
             block_ids: as in `read`.
-            keys, values: `[layers, kv_heads, tokens, head_dim]`; converted to the cache's dtype
-                and device where they differ.
+            keys, values: `[layers, kv_heads, tokens, head_dim]`, as for `put`.
 
         Raises:
             InputError: other shapes, or positions or blocks that do not exist.
         """
-        expected = (self.layers, self.kv_heads, keys.shape[TOKEN], self.head_dim)
-        if keys.shape != expected or values.shape != expected:
-            raise InputError(
-                f"keys and values must be [{self.layers} layers, {self.kv_heads} KV heads, tokens, "
-                f"{self.head_dim}], got {tuple(keys.shape)} and {tuple(values.shape)}"
-            )
-        stop = start + keys.shape[TOKEN]
+        tokens = keys.shape[TOKEN] if keys.ndim > TOKEN else 0
+        slots = self.slots(block_ids, start, start + tokens)
+        self.put(slots, range(self.layers), keys, values)
+
+    def slots(self, block_ids: Sequence[int], start: int, stop: int) -> Tensor:
+        """Where positions `[start, stop)` of a request lie, int64 `[stop - start]`.
+
+        Raises:
+            InputError: the positions or blocks do not exist.
+        """
         ids, first = self._blocks_of(block_ids, start, stop)
-        if start == stop:
-            return
         with torch.inference_mode():
             positions = torch.arange(start - first, stop - first, device=self.device)
-            blocks = torch.tensor(ids, device=self.device)[positions // self._block_size]
-            slots = blocks * self._block_size + positions % self._block_size
-            for index, (layer, cache) in enumerate(zip(self._layers, self._caches, strict=True)):
+            blocks = torch.tensor(ids, device=self.device, dtype=torch.int64)
+            return (
+                blocks[positions // self._block_size] * self._block_size
+                + positions % self._block_size
+            )
+
+    def put(self, slots: Tensor, layers: range, keys: Tensor, values: Tensor) -> None:
+        """Write KV to slots, with the backend's own operation.
+
+        Args:
+            slots: `[tokens]`, as `slots` gives them.
+            layers: which ones `keys` and `values` hold.
+            keys, values: `[len(layers), kv_heads, tokens, head_dim]`; converted to the cache's
+                dtype and device where they differ.
+
+        Raises:
+            InputError: other shapes.
+        """
+        expected = (len(layers), self.kv_heads, slots.shape[0], self.head_dim)
+        if keys.shape != expected or values.shape != expected:
+            raise InputError(
+                f"keys and values must be [{len(layers)} layers, {self.kv_heads} KV heads, tokens, "
+                f"{self.head_dim}] for {slots.shape[0]} slots, got {tuple(keys.shape)} and "
+                f"{tuple(values.shape)}"
+            )
+        if not slots.shape[0]:
+            return
+        with torch.inference_mode():
+            for index, layer in enumerate(layers):
                 _write(
-                    layer, self._by_token(keys[index]), self._by_token(values[index]), cache, slots
+                    self._layers[layer],
+                    self._by_token(keys[index]),
+                    self._by_token(values[index]),
+                    self._caches[layer],
+                    slots,
                 )
 
     def _by_token(self, states: Tensor) -> Tensor:

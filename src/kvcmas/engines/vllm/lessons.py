@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C import set_num_threads
 
 from kvcmas.errors import KvcmasError
 
@@ -77,10 +78,7 @@ class LearningThread:
             self._nbytes += nbytes
             self._shrink()
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="kvcmas-learning", daemon=True
-                )
-                self._thread.start()
+                self._thread = self._started()
                 # A thread that is still inside torch when the interpreter ends aborts the process.
                 atexit.register(self.close)
             self._changed.notify_all()
@@ -113,6 +111,29 @@ class LearningThread:
         if self._thread is not None:
             self._thread.join()
         atexit.unregister(self.close)
+
+    def _started(self) -> threading.Thread:
+        """The thread, which computes on one core.
+
+        With more it would have an OpenMP team of its own. Two teams are more threads than cores,
+        so that no team's threads spin any more: every small operation of the engine would wait
+        for sleeping threads and take several times as long, also when nothing is learned. (vLLM
+        on CPUs puts a function that does nothing in place of `torch.set_num_threads`.)
+        """
+        ready = threading.Event()
+
+        def work() -> None:
+            torch.get_num_threads()  # what is set before a thread has asked once is lost
+            set_num_threads(1)
+            ready.set()
+            self._work()
+
+        threads = torch.get_num_threads()
+        thread = threading.Thread(target=work, name="kvcmas-learning", daemon=True)
+        thread.start()
+        ready.wait()
+        set_num_threads(threads)  # of this thread, and of those to come
+        return thread
 
     def _shrink(self) -> None:
         while self._nbytes > self._limit:

@@ -47,7 +47,7 @@ class Metric:
 SOURCES: Final = ("computed", "cached", "reused")
 STAGES: Final = ("match", "load", "measure", "capture", "learn")
 MEMORY: Final = ("kv_device", "kv_host", "features", "states", "learning")
-EVENTS: Final = ("audit", "capture", "eviction", "load_failure", "wait")
+EVENTS: Final = ("audit", "capture", "eviction", "load_failure", "taken_back", "wait")
 
 TOKENS: Final = Metric(
     "vllm:kvcmas_prompt_tokens",
@@ -73,7 +73,8 @@ SECONDS: Final = Metric(
 EVENT_COUNT: Final = Metric(
     "vllm:kvcmas_events",
     "counter",
-    "Audits, captured and evicted donors, failed loads, and requests that waited for a donor.",
+    "Audits, captured and evicted donors, failed loads, first tokens that were taken back because "
+    "a head disagreed, and requests that waited for a donor.",
     "event",
     EVENTS,
 )

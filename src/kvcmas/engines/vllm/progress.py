@@ -13,17 +13,21 @@ Everything reused in front of a piece is loaded before it is computed. As long a
 for its measurement the tail is held back: no token is sampled behind KV that did not agree.
 Everything else is computed meanwhile, and again if it stood behind a head that grew.
 
+Where agreement is expected the tail may go ahead in the same step as the heads (`ahead`). Then
+whoever samples drops the token if a head disagrees all the same, and the rest is computed again.
+
 Plain state without vLLM: positions are counted in tokens from the start of the prompt.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import isfinite
+from dataclasses import dataclass
+from math import isfinite, nan
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcmas.engines.vllm.head_state import HeadState, head_of
 from kvcmas.workflow.plan import Plan, Reuse
 
 _IN_PLACE, _COMPUTE, _LOAD = 0, 1, 2
@@ -67,47 +71,12 @@ class Executed:
     last: bool
 
 
-@dataclass(slots=True)
-class HeadState:
-    """The head of one reused span.
-
-    length: tokens of the span that are computed at its front, up to now.
-    settled: nothing is to be decided any more. agreed: because it was measured.
-    asked: measurements that are not reported yet; stale: how many of them came before the KV
-        was computed again, and say nothing any more.
-    """
-
-    span: Reuse
-    length: int
-    settled: bool
-    agreed: bool = False
-    deviation: float | None = None
-    asked: int = 0
-    stale: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """Position behind the head."""
-        return self.span.start + self.length
-
-    @property
-    def decided(self) -> bool:
-        """Whether nothing need be measured, or the measurement has agreed."""
-        return self.agreed or self.whole or self.span.exact or self.span.head.tolerance is None
-
-    @property
-    def whole(self) -> bool:
-        """Whether nothing of the span is reused."""
-        return self.length >= len(self.span)
-
-
 class Progress:
     """The execution of one plan. `restart` begins it, and begins it again after a preemption."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.heads = {span.start: _head_of(span) for span in plan.reused()}
+        self.heads = {span.start: head_of(span) for span in plan.reused()}
         self.held = self.exact_held = 0
         self.began: int | None = None
         self.model_tokens = 0
@@ -139,12 +108,13 @@ class Progress:
         """First position that may hold KV nobody has agreed on yet; `None` if there is none."""
         if self.done:
             return None
-        measured = (
-            span.start
-            for span in self.plan.reused()
-            if not span.exact and span.head.tolerance is not None
-        )
+        measured = (head.span.start for head in self.heads.values() if head.measured)
         return min(measured, default=None)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether heads are still to be measured, or to be computed further."""
+        return any(not head.settled for head in self.heads.values())
 
     @property
     def waiting(self) -> bool:
@@ -166,14 +136,15 @@ class Progress:
         self.held, self.exact_held = held, min(held, exact_held)
         self._state = state
 
-    def step(self, rider_tokens: int, riders: int) -> Step | None:
+    def step(self, rider_tokens: int, riders: int, ahead: bool = False) -> Step | None:
         """The next step, with at most so many tokens and pieces beside the request's own row.
 
         The own row may be cut to fewer tokens (`commit`). `None`: nothing can be computed now.
+        ahead: nothing is held back.
         """
         pieces: list[Range] = []
         total = 0
-        for start, stop in self._pieces(self._barrier()):
+        for start, stop in self._pieces(self.length if ahead else self._barrier()):
             if pieces and (len(pieces) > riders or total > rider_tokens):
                 break
             pieces.append((start, stop))
@@ -201,6 +172,17 @@ class Progress:
                 head.asked += 1
         return Executed(tuple(loads), tuple(measures), self.done)
 
+    def trust(self) -> None:
+        """Wait for no measurement; those that are made are kept for the record."""
+        for head in self.heads.values():
+            head.trusted = head.settled = True
+
+    def doubt(self) -> None:
+        """Count measurements that were asked for and did not come as disagreement."""
+        for head in list(self.heads.values()):
+            if head.asked and not head.settled:
+                self.report(head.span.start, head.end, nan)
+
     def report(self, span_start: int, end: int, deviation: float) -> None:
         """A head that ended at `end` was measured. A report that came too late is ignored."""
         head = self.heads.get(span_start)
@@ -215,6 +197,11 @@ class Progress:
         head.deviation = deviation
         tolerance = head.span.head.tolerance
         if head.settled or tolerance is None:
+            if head.trusted and tolerance is not None and not deviation <= tolerance:
+                head.notes.append(
+                    f"deviation {deviation:.4g} above tolerance {tolerance:.4g} where agreement "
+                    "was taken for granted"
+                )
             return
         # Written so that a deviation that is not a number counts as disagreement.
         if deviation <= tolerance:
@@ -308,15 +295,6 @@ class Progress:
                 loads.append(SpanRange(head.span, first, last))
                 self._state[missing] = _IN_PLACE
         return loads
-
-
-def _head_of(span: Reuse) -> HeadState:
-    length, notes = span.head.length, []
-    if not length and span.head.tolerance is not None and not span.exact:
-        length = min(span.head.chunk, len(span))
-        notes.append(f"a tolerance needs a head to be measured on; computed {length} tokens")
-    settled = span.exact or span.head.tolerance is None or length >= len(span)
-    return HeadState(span, length, settled, notes=notes)
 
 
 def _runs(mask: NDArray[np.bool_]) -> tuple[Range, ...]:

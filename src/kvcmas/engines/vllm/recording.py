@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from kvcmas.engines.record import SpanRecord
+from kvcmas.engines.vllm.head_state import HeadState
 from kvcmas.engines.vllm.metric_names import Reason
-from kvcmas.engines.vllm.progress import HeadState, Progress
+from kvcmas.engines.vllm.progress import Progress
 from kvcmas.engines.vllm.records import VllmRecord
 from kvcmas.engines.vllm.tracked import Tracked
 from kvcmas.methods.kvcmas.config import EXACT

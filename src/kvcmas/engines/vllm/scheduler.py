@@ -16,15 +16,18 @@ from typing import Any, ClassVar
 
 from kvcmas.engines.vllm.compat import (
     AsyncScheduler,
+    EngineCoreOutputs,
     KVConnectorBase_V1,
+    ModelRunnerOutput,
     Request,
     Scheduler,
     SchedulerOutput,
     handed_over,
     rider_request,
     scheduler_problems,
+    take_back,
 )
-from kvcmas.engines.vllm.coordinator import Coordinator, Scheduled
+from kvcmas.engines.vllm.coordinator import Ahead, Coordinator, Scheduled
 from kvcmas.engines.vllm.selftest import try_holes
 
 _log = logging.getLogger("vllm.kvcmas")
@@ -34,9 +37,11 @@ class _Holes(Scheduler):
     """What both schedulers do around vLLM's own.
 
     tries_out: whether it is tried out before it may leave holes (see `selftest`).
+    looks_ahead: what it can do where agreement is expected.
     """
 
     tries_out: ClassVar[bool] = True
+    looks_ahead: ClassVar[Ahead] = "never"
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
 
@@ -49,6 +54,7 @@ class _Holes(Scheduler):
             _log.warning("kvcmas: this scheduler needs the KvcmasConnector; it is vLLM's own now")
             return
         coordinator.holes, self._coordinator = True, coordinator
+        coordinator.ahead = self.looks_ahead
         if self.tries_out and coordinator.refused is None:
             self._try_out(coordinator)
 
@@ -120,6 +126,20 @@ class _Holes(Scheduler):
             ]
         return meta
 
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """What came of a step; tokens that were sampled behind a head that disagrees go first."""
+        if self._coordinator is not None:
+            for name in self.connector.measured(model_runner_output.kv_connector_output):
+                request = self.requests.get(name)
+                if request is not None and not request.is_finished():
+                    take_back(request, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return outputs
+
     def _hand_over(self, moved: list[str], output: SchedulerOutput) -> None:
         """The newer model runner counts positions on the device: a jump is a new request there."""
         cached = output.scheduled_cached_reqs
@@ -153,8 +173,18 @@ class _Holes(Scheduler):
 
 
 class KvcmasScheduler(_Holes):
-    """For synchronous scheduling: on CPUs, and with `--no-async-scheduling`."""
+    """For synchronous scheduling: on CPUs, and with `--no-async-scheduling`.
+
+    What is measured in a step is known before its tokens go anywhere.
+    """
+
+    looks_ahead = "take back"
 
 
 class KvcmasAsyncScheduler(_Holes, AsyncScheduler):
-    """For asynchronous scheduling, vLLM's default on GPUs."""
+    """For asynchronous scheduling, vLLM's default on GPUs.
+
+    What is measured in a step is known when the next one is on its way with its token.
+    """
+
+    looks_ahead = "trust"

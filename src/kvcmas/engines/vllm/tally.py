@@ -45,7 +45,7 @@ class Tally:
         self._add(names.DECISIONS, count, reason.value)
 
     def event(self, name: str, count: int = 1) -> None:
-        """Count events: audit, capture, eviction, load_failure or wait."""
+        """Count events, one of `metric_names.EVENTS`."""
         self._add(names.EVENT_COUNT, count, name)
 
     def measured(self, deviations: Iterable[float]) -> None:

@@ -25,6 +25,7 @@ class Tracked:
     allowance: tokens and rows that the request may use beside its own row in this step.
     pending: the step that is about to be scheduled; back: where a running request stood before.
     blocked: it waits for the measurement of a head.
+    ahead: its tail may be computed in the same step as its heads; again: it was, and taken back.
     holding: its blocks hold something of its plan.
     cached: tokens that vLLM's own prefix cache holds.
     variant: its blocks have a hash chain of their own; first: its first approximate position.
@@ -43,6 +44,8 @@ class Tracked:
     pending: Step | None = None
     back: int | None = None
     blocked: bool = False
+    ahead: bool = False
+    again: bool = False
     holding: bool = False
     cached: int = 0
     variant: bool = False

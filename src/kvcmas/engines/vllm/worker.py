@@ -17,7 +17,7 @@ import torch
 
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.core.segment import SegmentKV
-from kvcmas.engines.vllm.approximation import approximate, deviation_sums, unknown_sums
+from kvcmas.engines.vllm.approximation import Approximation, deviation_sums, unknown_sums
 from kvcmas.engines.vllm.books import Books
 from kvcmas.engines.vllm.interfaces import CacheAccess, Donors
 from kvcmas.engines.vllm.known import KnownDonors, Owner
@@ -169,7 +169,10 @@ class WorkerSide:
             self._outbox.failed(load.request_id)
             self.failed_loads.append(load)
             return
-        self._access.write(load.block_ids, load.source.start, approx.keys, approx.values)
+        source = load.source
+        slots = self._access.slots(load.block_ids, source.start, source.stop)
+        for layers, keys, values in approx.layers():
+            self._access.put(slots, layers, keys, values)
 
     def _measure(self, measure: Measure) -> Sums:
         source = measure.source
@@ -177,9 +180,9 @@ class WorkerSide:
         if approx is None:
             return unknown_sums(self._info.layers)
         keys, values = self._access.read(measure.block_ids, source.start, source.stop)
-        return deviation_sums(keys, values, approx)
+        return deviation_sums(keys, values, approx.segment())
 
-    def _approximate(self, source: Source) -> SegmentKV | None:
+    def _approximate(self, source: Source) -> Approximation | None:
         """`None` when the tenant has no such donor."""
         owner = self._known.owner(source.segment)
         if owner is None or owner.tenant != source.tenant:
@@ -188,7 +191,7 @@ class WorkerSide:
         if donor is None:
             return None
         added = self._books.added(source, owner.agent, donor)
-        return approximate(self._info.rope, donor, source, added)
+        return Approximation(self._info.rope, donor, source, added)
 
     def _capture(self, capture: Capture) -> None:
         segment = self._captured(capture)
