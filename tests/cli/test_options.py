@@ -24,6 +24,7 @@ def test_settings() -> None:
     }
     assert isinstance(parse_settings(["n=8"])["n"], int)
     assert parse_settings([]) == {}
+    assert parse_settings(["kvcmas-anchors.min-length=8"]) == {"kvcmas-anchors.min_length": 8}
 
 
 @pytest.mark.parametrize("texts", [["rank"], ["=8"], ["rank=8", "rank=9"]])

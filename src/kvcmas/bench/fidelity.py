@@ -105,7 +105,7 @@ class FidelityBench:
         """The same, with exact prompts in its library."""
         method = self.build(arm)
         for prompt, kv in shown:
-            show(method, prompt, kv)
+            show(method, prompt, kv, self.exact.runner)
         return method
 
     def ids(self, context: Context, role: Role) -> TokenIds:
@@ -137,7 +137,7 @@ class FidelityBench:
                 prompt = self.prompt(context, role)
                 kv = self.exact.prefill(prompt).kv
                 for method in learners:
-                    show(method, prompt, kv)
+                    show(method, prompt, kv, self.exact.runner)
                 last.append((prompt, kv))
                 tokens += len(prompt)
                 self._report("learning", number * len(self.roles) + index, total)
@@ -196,7 +196,12 @@ class FidelityBench:
         # Behind the exact run this finds all but the last token in its prefix cache.
         reference = self.exact.score(self.prompt(context, role), answer)
         for arm in exact_arms:
-            show(self.methods[arm.label], self.prompt(context, role), reference.kv)
+            show(
+                self.methods[arm.label],
+                self.prompt(context, role),
+                reference.kv,
+                self.exact.runner,
+            )
         start, stop = self._shared(context, role)
         return [
             Row(
@@ -205,7 +210,8 @@ class FidelityBench:
                 agent=role.name,
                 tokens=len(answer),
                 shared=stop - start,
-                shared_computed=computed_of(served[arm.label].record, start, stop),
+                shared_computed=computed_of(served[arm.label].record, start, stop)
+                + served[arm.label].record.encoded,
                 exact_ttft_s=ttft,
                 plain_ttft_s=plain.get(arm.label),
                 record=served[arm.label].record,

@@ -23,7 +23,8 @@ class Row(_Model):
     top1: share of these tokens for which both runs rank the same token first.
     tokens: of the exact run's answer.
     shared: tokens of the context that the prompt shares with the first agent's.
-    shared_computed: those of them that went through the model.
+    shared_computed: those of them that went through the model, and what the method had encoded by
+    itself (so that it may exceed `shared`).
     exact_ttft_s: of the exact run of the same prompt. plain_ttft_s: of a plain prompt of as many
     tokens as were computed, where that was measured.
     """

@@ -34,7 +34,7 @@ def computed_of(record: RequestRecord, start: int, stop: int) -> int:
     """Tokens of `[start, stop)` that went through the model.
 
     Spans of computed tokens count as far as they overlap; of a reused span its head and landmarks
-    count when any of it lies in the range.
+    count when any of it lies in the range, and of one computed in some layers its share of them.
     """
     computed = 0
     for span in record.spans:

@@ -36,7 +36,10 @@ def vllm(
         str | None, typer.Option("--json", metavar="FILE", help="Write the full record as JSON.")
     ] = None,
 ) -> None:
-    """vLLM with kvcmas beside vLLM without; the last line of the output is JSON with figures."""
+    """vLLM with kvcmas beside vLLM without; the last line of the output is JSON with figures.
+
+    A part that fails leaves its figures null; the others are run all the same, and the status is 1.
+    """
     parts = _parts(part)
     if json == STDOUT:
         raise ConfigError("--json -: standard output has the figures already; give a file")
@@ -60,10 +63,12 @@ def vllm(
             roles=roles.absolute() if roles is not None else None,
             seed=seed,
         )
-        figures, record = run_vllm(settings.quick() if quick else settings, parts, view.report)
+        chosen = settings.quick() if quick else settings
+        outcome = run_vllm(chosen, parts, view.report, view.note)
+    typer.echo(dumps(without_nan(outcome.figures)))
     if json is not None:
-        write_json(without_nan(record), json)
-    typer.echo(dumps(without_nan(figures)))
+        write_json(without_nan(outcome.record), json)
+    outcome.check()
 
 
 def _parts(names: list[str] | None) -> tuple[PartName, ...]:

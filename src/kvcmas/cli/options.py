@@ -60,7 +60,8 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_")
+        label, dot, option = name.strip().rpartition(".")
+        name = label + dot + option.replace("-", "_")
         if not equals or not name:
             raise ConfigError(f"--option {text!r}: expected name=value, for example dial=strict")
         if name in settings:

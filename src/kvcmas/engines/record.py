@@ -15,6 +15,8 @@ class SpanRecord(BaseModel):
     landmarks: single tokens behind its head that were computed too.
     deviation: relative deviation measured last at the head's end, `None` when nothing was
         measured.
+    token_layers: of a span that was computed in some layers only, tokens times layers computed;
+        `computed` is then this over the model's layers, rounded up.
     notes: why the head was lengthened or the span computed, in words.
     """
 
@@ -33,4 +35,5 @@ class SpanRecord(BaseModel):
     landmarks: int = 0
     deviation: float | None = None
     tolerance: float | None = None
+    token_layers: int | None = None
     notes: tuple[str, ...] = ()

@@ -14,10 +14,14 @@ All three may be called from several threads for different requests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
+
 from kvcmas.core.segment import SegmentKV
+from kvcmas.errors import PlanError
 from kvcmas.workflow.plan import Plan, Reuse
 from kvcmas.workflow.prompt import Prompt
 
@@ -31,11 +35,14 @@ class Outcome:
     computed: sorted, disjoint ranges `[start, stop)` of positions that went through the model.
     exact: true when every computed token attended only to exact KV, so that what was computed
         is what a full prefill would have computed.
+    hidden: for each of the method's `boundaries` the hidden states that entered that layer,
+        `[prompt tokens, width]`; only the computed positions hold any.
     """
 
     kv: SegmentKV
     computed: tuple[tuple[int, int], ...]
     exact: bool
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class Method(ABC):
@@ -57,6 +64,26 @@ class Method(ABC):
         Raises:
             PlanError: the span names a segment that this method does not hold.
         """
+
+    @property
+    def boundaries(self) -> frozenset[int]:
+        """Layers whose input the engine records for `finish`; none, unless a method says so."""
+        return frozenset()
+
+    def fill_hidden(self, prompt: Prompt, span: Reuse, out: Tensor) -> None:
+        """Write the hidden states that enter the first computed layer of a partial span.
+
+        Called only for spans with `Layers(start, stop)` and `start > 0`.
+
+        out: `[len(span), width]`, of the model's dtype, written in place.
+
+        Raises:
+            PlanError: the method holds no hidden states.
+        """
+        raise PlanError(
+            f"method {self.name!r} holds no hidden states, and its plan wants them for "
+            f"[{span.start}, {span.stop}); let the computed layers begin at 0"
+        )
 
     @abstractmethod
     def finish(self, prompt: Prompt, outcome: Outcome | None) -> None:

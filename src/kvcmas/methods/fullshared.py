@@ -67,10 +67,12 @@ class FullShared(LibraryMethod):
         for run in found.runs:
             donor = self._pinned(prompt, run, notes)
             if donor is not None:
-                spans.append(
-                    Reuse(run.start, run.stop, donor.segment, donor.offset, exact=donor.exact)
-                )
+                spans.append(self.span(run, donor, notes))
         return spans, notes
+
+    def span(self, run: Run, donor: Donor, notes: list[str]) -> Reuse:
+        """How a run is reused; methods that compute some of it begin here."""
+        return Reuse(run.start, run.stop, donor.segment, donor.offset, exact=donor.exact)
 
     def _pinned(self, prompt: Prompt, run: Run, notes: list[str]) -> Donor | None:
         # Newest first among those that are equally good.

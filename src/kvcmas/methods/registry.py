@@ -9,7 +9,17 @@ from typing import Any
 
 from kvcmas.core.model_info import ModelInfo
 from kvcmas.errors import ConfigError
-from kvcmas.methods import fullshared, kvcmas, nonshared
+from kvcmas.methods import (
+    cacheblend,
+    droidspeak,
+    epic,
+    fullshared,
+    graphflow,
+    kvcmas,
+    kvcmas_anchors,
+    kvcomm,
+    nonshared,
+)
 from kvcmas.methods.base import Method
 from kvcmas.methods.description import MethodDescription
 
@@ -20,6 +30,12 @@ _METHODS: Mapping[str, MethodDescription] = MappingProxyType(
             nonshared.DESCRIPTION,
             fullshared.DESCRIPTION,
             kvcmas.DESCRIPTION,
+            epic.DESCRIPTION,
+            droidspeak.DESCRIPTION,
+            cacheblend.DESCRIPTION,
+            kvcomm.DESCRIPTION,
+            kvcmas_anchors.DESCRIPTION,
+            graphflow.DESCRIPTION,
         )
     }
 )

@@ -13,7 +13,8 @@ Contract
 - the last token of a prompt is always computed: it gives the first logits;
 - the head of a reused span is computed, so a head as long as its span computes it whole;
 - the landmarks of a reused span, single tokens inside it, are computed too: each attends to
-  everything before it, of which the reused part is approximate.
+  everything before it, of which the reused part is approximate;
+- a partial span is computed in some layers only (`partial.py`); it has neither head nor landmarks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvcmas.errors import PlanError
+from kvcmas.workflow.partial import Partial, Selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Reuse:
     correction: name of the correction to add after the move, or `None` for the move alone.
     landmarks: positions in the prompt, ascending, that are computed although they lie inside
         the span, because large deviations are expected there.
+    partial: computes some layers, or some tokens in most layers; `None` reuses all layers. Only
+        engines that can run single layers execute it.
     """
 
     start: int
@@ -74,6 +78,7 @@ class Reuse:
     head: Head = Head()
     exact: bool = False
     landmarks: tuple[int, ...] = ()
+    partial: Partial | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -103,7 +108,10 @@ class Plan:
         return (span for span in self.spans if isinstance(span, Reuse))
 
     def computed_positions(self) -> Iterator[int]:
-        """Positions that are computed when every head has its first length, in order."""
+        """Positions computed in all layers when every head has its first length, in order.
+
+        Partial spans have none: `token_layers` counts their work.
+        """
         for span in self.spans:
             if isinstance(span, Compute):
                 yield from range(span.start, span.stop)
@@ -114,8 +122,17 @@ class Plan:
 
     @property
     def computed(self) -> int:
-        """Number of tokens computed when every head has its first length."""
+        """Number of tokens computed in all layers when every head has its first length."""
         return sum(1 for _ in self.computed_positions())
+
+    def token_layers(self, layers: int) -> int:
+        """Work on a model of `layers`: each token counts the layers that it goes through."""
+        partial = sum(
+            span.partial.token_layers(len(span), layers)
+            for span in self.reused()
+            if span.partial is not None
+        )
+        return self.computed * layers + partial
 
 
 def _check(plan: Plan) -> None:
@@ -153,12 +170,27 @@ def _check_reuse(span: Reuse) -> None:
         raise PlanError(f"head tolerance must be >= 0, got {head.tolerance}")
     if span.exact and (span.correction is not None or head.length or span.landmarks):
         raise PlanError("an exact span needs neither correction, head nor landmarks")
+    _check_partial(span)
     if any(a >= b for a, b in pairwise(span.landmarks)) or not all(
         span.start <= position < span.stop for position in span.landmarks
     ):
         raise PlanError(
             f"landmarks must ascend and lie in [{span.start}, {span.stop}), got {span.landmarks}"
         )
+
+
+def _check_partial(span: Reuse) -> None:
+    partial = span.partial
+    if partial is None:
+        return
+    head = span.head
+    if span.exact or head.length or head.tolerance is not None or span.landmarks:
+        raise PlanError(
+            f"[{span.start}, {span.stop}) is computed in part, which goes with neither an exact "
+            "span, a head nor landmarks; split the span"
+        )
+    if isinstance(partial, Selected) and partial.count > len(span):
+        raise PlanError(f"{partial.count} selected tokens do not fit a span of {len(span)}")
 
 
 def _ends_computed(span: Reuse) -> bool:

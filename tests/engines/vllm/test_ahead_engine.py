@@ -150,5 +150,5 @@ def test_aborted_after_it_was_taken_back(
 def test_a_seed_waits(server: Server, prompt: list[int]) -> None:
     """A token that is taken back would have moved its generator on."""
     expect_agreement(server)
-    answer = server.one(prompt, hints=READER, more={"seed": 5})
+    answer = server.one(prompt, hints=READER, more={"seed": 5})  # greedy: nothing is drawn
     assert answer.record.steps == 2

@@ -249,15 +249,30 @@ def test_log_probabilities_of_the_prompt(
 
 
 def test_three_samples(server: Server, prompt: list[int], dense: Answer, segment: str) -> None:
+    answer = server.one(prompt, two_heads(segment), more={"n": 3, "temperature": 1.0})
+    samples = [sample.token_ids for sample in answer.output.outputs]
+    assert len(samples) == 3 and len({tuple(ids) for ids in samples}) > 1
+    # The first token is drawn from what the full prefill gives, whichever it is.
+    for sample in answer.output.outputs:
+        for token, known in sample.logprobs[0].items():
+            assert abs(known.logprob - dense.log_probs[0].get(token, known.logprob)) <= NEAR
+    assert server.scheduled < LENGTH  # of all three: two have the blocks of the first
+
+
+def test_seeded_samples_are_served_exactly(
+    server: Server, prompt: list[int], dense: Answer, segment: str
+) -> None:
+    """On CPUs vLLM cannot take a seeded prefill in several steps."""
     more = {"n": 3, "temperature": 1.0, "seed": 5}
     clean = server.one(prompt, hints=EXACT, more=more)
     server.forget_blocks()
-    # In one step: on CPUs a seeded request that is cut into chunks fails in vLLM itself.
-    answer = server.one(prompt, own(segment, LENGTH, (50, 300)), more=more)
+    answer = server.one(prompt, two_heads(segment), more=more)
     mine = [sample.token_ids for sample in answer.output.outputs]
     assert mine == [sample.token_ids for sample in clean.output.outputs]
     assert len({tuple(ids) for ids in mine}) > 1
-    assert answer.record.computed == 2  # of the last sample; it has the first one's blocks
+    assert answer.record.reused == 0
+    assert any("seeded request" in note for note in answer.record.notes)
+    server.coordinator.presets.clear()
 
 
 def test_structured_output(server: Server, prompt: list[int], dense: Answer, segment: str) -> None:

@@ -1,4 +1,4 @@
-"""All parts, one after the other, each process by itself."""
+"""All parts, one after the other, each process by itself; what one loses the others keep."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,48 +24,99 @@ from kvcmas.engines.vllm.command import installed_vllm
 from kvcmas.errors import KvcmasError
 
 _PROCESSES: dict[PartName, tuple[str, ...]] = {"plain": (REFERENCE, "plain")}
-_TAIL_LINES = 20
+_TAIL_LINES = 40
 _END_S = 60.0
+
+
+Note = Callable[[str], None]
+Process = Callable[[str, Path, str, Report], None]
+"""Runs a process of a part: its name, the folder, the model, and whom it tells."""
 
 
 class PartError(KvcmasError):
     """A part ended without a result."""
 
 
-def run_vllm(
-    settings: Settings, parts: Sequence[PartName] = PARTS, report: Report = silent
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run parts.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """figures: `None` for what was not measured. record: all of it. failures: why, by part."""
 
-    Returns:
-        the figures, `None` for what was not measured; and the whole record.
+    figures: dict[str, Any]
+    record: dict[str, Any]
+    failures: dict[str, str]
+
+    def check(self) -> None:
+        """Nothing, if every part has a result.
+
+        Raises:
+            PartError: names those that have none, with the end of their output.
+        """
+        if self.failures:
+            raise PartError(
+                f"no result of {', '.join(self.failures)}; all other parts were measured\n\n"
+                + "\n\n".join(self.failures.values())
+            )
+
+
+def run_vllm(
+    settings: Settings,
+    parts: Sequence[PartName] = PARTS,
+    report: Report = silent,
+    note: Note | None = None,
+) -> Outcome:
+    """Run parts; one that fails does not keep the others from being run.
+
+    note: told of every part how long it took.
 
     Raises:
-        PartError: a part failed; with the end of its output.
         MissingDependencyError: there is no vLLM.
     """
     vllm = installed_vllm()
+    outcome = run_parts(settings, parts, report, note)
+    versions = {**environment(), vllm.distribution: vllm.version}
+    return replace(outcome, record={"environment": versions, **outcome.record})
+
+
+def run_parts(
+    settings: Settings,
+    parts: Sequence[PartName],
+    report: Report = silent,
+    note: Note | None = None,
+    process: Process | None = None,
+) -> Outcome:
+    """The same, without a look at vLLM first.
+
+    process: runs a part's process, in place of `run_process`.
+    """
     began = perf_counter()
+    work = run_process if process is None else process
     results: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="kvcmas-bench-") as place:
         folder = Path(place)
         (folder / SETTINGS).write_text(settings.model_dump_json(), encoding="utf-8")
         for part in parts:
             started = perf_counter()
-            for name in _PROCESSES.get(part, (part,)):
-                run_process(name, folder, settings.model, report)
-            results[part] = Job.open(folder).load(part)
+            try:
+                for name in _PROCESSES.get(part, (part,)):
+                    work(name, folder, settings.model, report)
+                results[part] = Job.open(folder).load(part)
+            except PartError as error:
+                failures[part] = str(error)
             seconds[part] = round(perf_counter() - started, 1)
-    found = figures(results) | {f"{part}_s": spent for part, spent in seconds.items()}
+            if note is not None:
+                end = "failed after" if part in failures else "took"
+                note(f"the part {part} {end} {seconds[part]:.0f} s")
+    found = figures(results, failures) | {f"{part}_s": spent for part, spent in seconds.items()}
     found["total_s"] = round(perf_counter() - began, 1)
     record = {
-        "environment": {**environment(), vllm.distribution: vllm.version},
         "settings": settings.model_dump(mode="json"),
         "figures": found,
-        "parts": results,
+        "failures": failures,
+        "parts": {part: results.get(part) for part in parts},
     }
-    return found, record
+    return Outcome(found, record, failures)
 
 
 def run_process(name: str, folder: Path, model: str, report: Report) -> None:

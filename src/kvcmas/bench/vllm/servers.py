@@ -100,6 +100,8 @@ class Server:
         process = self._process
         if process is None:
             return
+        if error is not None and process.poll() is not None:
+            error.add_note(f"{self.name} had ended by then; its output:\n{self._tail()}")
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_END_S)

@@ -21,6 +21,7 @@ class Settings(BaseModel):
     warm_contexts, served_contexts, chain_contexts: of the part `serving`: most contexts until
         everybody reuses, then those that are measured, read alone and with earlier answers.
     served_tokens: of these contexts. overhead_pairs: plain requests at each server.
+    chat_texts: most texts that the chat client talks about until its agents reuse.
     soak_requests: of the part `soak`; soak_beside: most of them at once.
     """
 
@@ -39,7 +40,8 @@ class Settings(BaseModel):
     served_contexts: int = Field(default=8, ge=1)
     chain_contexts: int = Field(default=3, ge=0)
     served_tokens: int = Field(default=850, ge=200)
-    overhead_pairs: int = Field(default=20, ge=1)
+    overhead_pairs: int = Field(default=40, ge=1)
+    chat_texts: int = Field(default=6, ge=1)
     soak_requests: int = Field(default=200, ge=1)
     soak_beside: int = Field(default=8, ge=1)
 
@@ -53,7 +55,8 @@ class Settings(BaseModel):
                 "warm_contexts": 5,
                 "served_contexts": 1,
                 "chain_contexts": 1,
-                "overhead_pairs": 2,
+                "overhead_pairs": 4,
+                "chat_texts": 5,
                 "soak_requests": 30,
             }
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from contextlib import ExitStack
 from threading import Lock
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvcmas.engines.transformers.cache import KVShape, PlanCache, Positions
+from kvcmas.engines.transformers.layerwise import LayerHooks, layer_modules
 from kvcmas.engines.transformers.masks import MaskBuilder
 from kvcmas.errors import ConfigError, UnsupportedModelError
 
@@ -55,6 +58,7 @@ class ModelRunner:
         start: int,
         contiguous: bool,
         logits: int = 1,
+        hooks: Sequence[LayerHooks] = (),
     ) -> Tensor:
         """Compute tokens and scatter their KV to their positions.
 
@@ -66,6 +70,7 @@ class ModelRunner:
             start: the first position, as a number (reading it from the device would wait).
             contiguous: the positions are `[start, start + tokens)` and end at `filled`.
             logits: how many of the last tokens to return logits for, at least 1.
+            hooks: attached to the layers for this pass, in this order.
 
         Returns:
             `[logits, vocab]` float32.
@@ -79,7 +84,10 @@ class ModelRunner:
         arguments: dict[str, Any] = {self._cache_name: cache}
         if self._keeps_logits:
             arguments["logits_to_keep"] = logits
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), ExitStack() as attached:
+            for hook in hooks:
+                hook.expect(positions)
+                attached.enter_context(hook.attach(layer_modules(self.model, self.shape.layers)))
             cache.place(where, start, filled)
             output = self.model(
                 input_ids=token_ids[None],

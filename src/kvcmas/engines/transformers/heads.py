@@ -27,8 +27,9 @@ from kvcmas.workflow.plan import Reuse
 class HeadProgress:
     """One reused span of a request in flight."""
 
-    def __init__(self, span: Reuse) -> None:
+    def __init__(self, span: Reuse, layers: int) -> None:
         self.span = span
+        self._layers = layers
         self.length = span.head.length
         self.deviation: float | None = None
         self.notes: list[str] = []
@@ -47,7 +48,12 @@ class HeadProgress:
     @property
     def whole(self) -> bool:
         """Whether nothing of the span is reused."""
-        return self.end == self.span.stop
+        return self.end == self.span.stop or self._token_layers == len(self.span) * self._layers
+
+    @property
+    def _token_layers(self) -> int | None:
+        partial = self.span.partial
+        return None if partial is None else partial.token_layers(len(self.span), self._layers)
 
     def fill(self, method: Method, state: RequestState) -> None:
         """Let the method write the reused tokens, and the probe in front of them."""
@@ -107,12 +113,15 @@ class HeadProgress:
         """What happened to the span."""
         span = self.span
         landmarks = sum(position >= self.end for position in span.landmarks)
+        computed, work = self.length + landmarks, self._token_layers
+        if work is not None:
+            computed = -(-work // self._layers)
         return SpanRecord(
             start=span.start,
             stop=span.stop,
             kind="reuse",
-            computed=self.length + landmarks,
-            reused=len(span) - self.length - landmarks,
+            computed=computed,
+            reused=len(span) - computed,
             segment=span.segment,
             offset=span.offset,
             correction=span.correction,
@@ -121,5 +130,6 @@ class HeadProgress:
             landmarks=landmarks,
             deviation=self.deviation,
             tolerance=span.head.tolerance,
+            token_layers=work,
             notes=tuple(self.notes),
         )

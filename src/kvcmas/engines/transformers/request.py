@@ -11,6 +11,7 @@ from kvcmas.engines.transformers.clock import Clock
 from kvcmas.engines.transformers.executor import Prefill, run_prefill
 from kvcmas.engines.transformers.forward import ModelRunner
 from kvcmas.engines.transformers.record import RequestRecord
+from kvcmas.engines.transformers.standalone import encode_wanted
 from kvcmas.engines.transformers.state import RequestState
 from kvcmas.errors import PlanError
 from kvcmas.methods.base import Method, Outcome
@@ -26,13 +27,21 @@ class Request:
     generated: tokens sampled.
     """
 
-    def __init__(self, state: RequestState, plan: Plan, prefill: Prefill, clock: Clock) -> None:
+    def __init__(
+        self,
+        state: RequestState,
+        plan: Plan,
+        prefill: Prefill,
+        clock: Clock,
+        encoded: int = 0,
+    ) -> None:
         self.state = state
         self.prefill = prefill
         self.clock = clock
         self.ttft_s = self.answer_s = clock.elapsed()
         self.generated = 0
         self._plan = plan
+        self._encoded = encoded
 
     def kv(self) -> SegmentKV:
         """Everything that has KV, as views."""
@@ -41,14 +50,15 @@ class Request:
     def outcome(self) -> Outcome:
         """What the method learns from; generated tokens belong to the last computed range."""
         *ranges, (start, _) = self.prefill.computed
-        return Outcome(self.kv(), (*ranges, (start, self.state.filled)), exact=self.prefill.exact)
+        computed = (*ranges, (start, self.state.filled))
+        return Outcome(self.kv(), computed, self.prefill.exact, self.prefill.hidden)
 
     def record(self, method: Method) -> RequestRecord:
         """The record, complete once the method has finished."""
         prompt, prefill, clock = self.state.prompt, self.prefill, self.clock
-        computed = sum(stop - start for start, stop in prefill.computed)
+        computed = sum(span.computed for span in prefill.spans)
         match_s, correct_s = clock.seconds("match"), clock.seconds("correct")
-        forward_s = clock.seconds("forward")
+        forward_s, encode_s = clock.seconds("forward"), clock.seconds("encode")
         return RequestRecord(
             request_id=prompt.request_id,
             agent=prompt.agent,
@@ -65,10 +75,12 @@ class Request:
             match_s=match_s,
             correct_s=correct_s,
             forward_s=forward_s,
-            other_s=self.ttft_s - match_s - correct_s - forward_s,
+            other_s=self.ttft_s - match_s - correct_s - forward_s - encode_s,
             decode_s=self.answer_s - self.ttft_s,
             finish_s=clock.seconds("finish"),
             total_s=clock.elapsed(),
+            encoded=self._encoded,
+            encode_s=encode_s,
         )
 
 
@@ -93,6 +105,7 @@ def open_request(
     cancel.check()
     outcome: Outcome | None = None
     try:
+        encoded = encode_wanted(runner, method, prompt, clock, cancel)
         with clock.lap("match"):
             plan = method.plan(prompt)
         if plan.length != len(prompt):
@@ -100,7 +113,8 @@ def open_request(
                 f"method {method.name!r} planned {plan.length} tokens for a prompt of {len(prompt)}"
             )
         state = RequestState(runner, prompt, new_tokens)
-        request = Request(state, plan, run_prefill(state, plan, method, clock, cancel), clock)
+        prefill = run_prefill(state, plan, method, clock, cancel)
+        request = Request(state, plan, prefill, clock, encoded)
         yield request
         outcome = request.outcome()
     finally:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from kvcmas.core.segment import SegmentKV
+from kvcmas.core.segment import LAYER, SegmentKV
 from kvcmas.engines.transformers.cache import PlanCache
 from kvcmas.engines.transformers.forward import ModelRunner
+from kvcmas.engines.transformers.layerwise import LayerHooks
 from kvcmas.workflow.prompt import Prompt
 
 
 class RequestState:
     """Buffers of one request, allocated once for the prompt and all that may be generated.
 
+    runner: of the model that computes it.
     token_ids: `[capacity]` int64; ids behind `filled` are not set yet.
     positions: `[1, capacity]` int64, the number of each token.
     filled: tokens that hold KV.
@@ -22,7 +26,7 @@ class RequestState:
     def __init__(self, runner: ModelRunner, prompt: Prompt, new_tokens: int) -> None:
         capacity = len(prompt) + new_tokens
         device = runner.device
-        self._runner = runner
+        self.runner = runner
         self.prompt = prompt
         self.cache = PlanCache(runner.shape, capacity)
         self.token_ids = torch.empty(capacity, dtype=torch.int64, device=device)
@@ -39,25 +43,38 @@ class RequestState:
             self.positions[:, start:stop],
         )
 
-    def compute(self, index: Tensor) -> Tensor:
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return self.cache.key_buffer.shape[LAYER]
+
+    def compute(self, index: Tensor, hooks: Sequence[LayerHooks] = ()) -> Tensor:
         """One pass over some of the prompt's tokens, the last one among them.
 
         Args:
             index: `[tokens]` int64 on the CPU, ascending positions.
+            hooks: watch or change what each layer does; with one that leaves tokens out, the
+                pass is run as one with holes.
 
         Returns:
             `[vocab]` float32, logits behind the prompt.
         """
         length, tokens = len(self.prompt), index.shape[0]
         start = int(index[0])
-        contiguous = length - start == tokens
+        contiguous = length - start == tokens and not any(hook.narrows for hook in hooks)
         if contiguous:
             ids, positions = self.token_ids[start:length], self.positions[0, start:length]
         else:
-            positions = index.to(self._runner.device)
+            positions = index.to(self.runner.device)
             ids = self.token_ids[positions]
-        logits = self._runner.forward(
-            self.cache, ids, positions, filled=length, start=start, contiguous=contiguous
+        logits = self.runner.forward(
+            self.cache,
+            ids,
+            positions,
+            filled=length,
+            start=start,
+            contiguous=contiguous,
+            hooks=hooks,
         )
         self.filled = length
         return logits[0]
@@ -75,7 +92,7 @@ class RequestState:
         start = self.filled
         stop = start + token_ids.shape[0]
         self.token_ids[start:stop] = token_ids
-        rows = self._runner.forward(
+        rows = self.runner.forward(
             self.cache,
             self.token_ids[start:stop],
             self.positions[0, start:stop],

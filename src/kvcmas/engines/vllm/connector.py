@@ -24,6 +24,7 @@ from kvcmas.engines.vllm.compat import (
     block_hasher,
     bytes_per_token,
     check_version,
+    on_cpu,
     role_names,
     tensor_rank,
     unsupported,
@@ -103,6 +104,7 @@ class KvcmasConnector(KVConnectorBase_V1):
             hasher=block_hasher(vllm_config),
             stats=KvcmasStats(),
             refused=self._refused,
+            on_cpu=on_cpu(),
         )
 
     @property

@@ -69,6 +69,8 @@ class Coordinator:
         refused: why nothing is reused at all, `None` if it is.
         holes: reuse anywhere in the prompt; without, only directly behind what is in place.
 
+        on_cpu: the model runs on CPUs.
+
     Attributes:
         ahead: how a request whose heads are expected to agree is spared the wait for it.
     """
@@ -85,6 +87,7 @@ class Coordinator:
         refused: str | None = None,
         holes: bool = False,
         ahead: Ahead = "never",
+        on_cpu: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
@@ -93,6 +96,7 @@ class Coordinator:
         self.refused = refused
         self.holes = holes
         self.ahead = ahead
+        self.on_cpu = on_cpu
         self.stats = stats
         self.requests: dict[str, Tracked] = {}
         self.planning = Planning(
@@ -113,7 +117,7 @@ class Coordinator:
 
     def arrive(self, request: Any) -> None:
         """Take notice of a request; it is planned when its turn comes."""
-        tracked = tracked_of(request, self.options, self.roles, self.refused)
+        tracked = tracked_of(request, self.options, self.roles, self.refused, on_cpu=self.on_cpu)
         if tracked is not None:
             self.requests[request.request_id] = tracked
 
