@@ -171,7 +171,8 @@ class Server:
         for _ in range(4):
             if self.scheduler.has_requests():
                 self.core.step_fn()
-        if self.scheduler.vllm_config.parallel_config.world_size == 1:
+        alone = self.scheduler.vllm_config.parallel_config.world_size == 1
+        if alone and self.worker is not None:  # there is none where nothing can be reused
             assert self.worker.drain(60)
 
     def forget_blocks(self) -> None:
