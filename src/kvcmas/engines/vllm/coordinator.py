@@ -68,7 +68,6 @@ class Coordinator:
         stats: counts what happens; whoever takes it away puts a new one here.
         refused: why nothing is reused at all, `None` if it is.
         holes: reuse anywhere in the prompt; without, only directly behind what is in place.
-
         on_cpu: the model runs on CPUs.
 
     Attributes:
