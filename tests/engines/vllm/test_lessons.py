@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -155,14 +154,6 @@ class TestCores:
             thread.submit(lambda: seen.append(torch.get_num_threads()))
             assert thread.drain(5)
             assert (seen, torch.get_num_threads()) == ([1], 2)
-            if sys.platform == "linux":
-                nice: list[int] = []
-                thread.submit(
-                    lambda: nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-                )
-                assert thread.drain(5)
-                mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-                assert (nice, mine) == ([19], os.getpriority(os.PRIO_PROCESS, 0))
             thread.close()
         finally:
             set_num_threads(before)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,8 +18,6 @@ from kvcmas.errors import KvcmasError
 
 _log = logging.getLogger(__name__)
 
-_NICEST = 19
-
 
 class LearningError(KvcmasError):
     """Learning failed and has stopped; what was learned before stays in use."""
@@ -32,16 +28,6 @@ class _Task:
     run: Callable[[], None]
     nbytes: int
     stream: Any  # the CUDA stream of whoever submitted it, or None
-
-
-def _step_back() -> None:
-    """Let the calling thread run where nobody else wants to: requests come first.
-
-    A forward pass waits for the slowest of its threads, and is slowed down by anybody who takes
-    a core from one of them.
-    """
-    if sys.platform == "linux":  # elsewhere threads have no priority of their own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)
 
 
 class LearningThread:
@@ -139,7 +125,6 @@ class LearningThread:
         def work() -> None:
             torch.get_num_threads()  # what is set before a thread has asked once is lost
             set_num_threads(1)
-            _step_back()
             ready.set()
             self._work()
 
